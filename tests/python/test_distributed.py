@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import warnings
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import ckpt_opt
+from ckpt_opt.prices import allocated_bytes
 
 WORLD = 2
 
@@ -88,6 +90,13 @@ def work(rank: int, way: str, budget: int | str, inner: str, port: int) -> None:
     for _ in range(2):
         model.zero_grad(set_to_none=True)
         step(x).square().mean().backward()
+    if isinstance(budget, str) and budget.endswith("MiB"):
+        # All graphs together hold the budget.
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        measured, _ = allocated_bytes(lambda: step(x).square().mean().backward())
+        static = x.nbytes + sum(p.nbytes for p in model.parameters())
+        assert static + measured <= int(budget[:-3]) * 2**20
     for found, wanted in zip(gradients(model), expected, strict=True):
         if inner == "aot_eager":
             assert torch.equal(found, wanted)
@@ -108,7 +117,9 @@ def work(rank: int, way: str, budget: int | str, inner: str, port: int) -> None:
     ("way", "budget", "inner"),
     [
         ("ddp", "24MiB", "aot_eager"),
+        ("ddp", "24MiB", "inductor"),
         ("fsdp2", "90%", "aot_eager"),
+        ("fsdp2", "90%", "inductor"),
         ("tensor", "60%", "aot_eager"),
         ("tensor", "60%", "inductor"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 import ckpt_opt
 from ckpt_opt.prices import allocated_bytes
@@ -92,38 +91,6 @@ def test_an_onnx_export_keeps_where_a_gradient_stops(tmp_path: Path) -> None:
     torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
     said = command("plan", file, "--policy", "none").stderr
     assert "first.weight" in said and "second.weight" not in said
-
-
-def test_tags_of_selective_checkpointing_are_honoured() -> None:
-    def policy(_: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op == torch.ops.aten.mm.default else CheckpointPolicy.MUST_RECOMPUTE
-
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    ckpt_opt.last_plans.clear()
-    layers = [nn.Sequential(nn.Linear(8, 32, bias=False), nn.GELU(), nn.Linear(32, 8, bias=False)) for _ in range(3)]
-    contexts = partial(create_selective_checkpoint_contexts, policy)
-
-    def model(x: torch.Tensor) -> torch.Tensor:
-        for layer in layers:
-            x = x + checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
-        return x.pow(2).mean()
-
-    x = torch.randn(64, 8)
-    torch.compile(model, backend=ckpt_opt.backend("100%", inner="aot_eager"))(x).backward()
-    found = [p.grad.clone() for layer in layers for p in layer.parameters() if p.grad is not None]
-    (plan,) = ckpt_opt.last_plans
-    names = [op["name"] for op in plan.graph["ops"] if op["kind"] == "aten.gelu.default"]
-    assert len(names) == 3 and all(name in plan.recomputed for name in names)
-    assert not any(name.startswith("mm") for name in plan.recomputed)
-    for layer in layers:
-        layer.zero_grad()
-    model(x).backward()
-    assert all(
-        torch.equal(p.grad, g)
-        for p, g in zip((p for la in layers for p in la.parameters()), found, strict=True)
-        if p.grad is not None
-    )
 
 
 class Layer(nn.Module):

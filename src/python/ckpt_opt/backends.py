@@ -32,6 +32,7 @@ def backend(
     reserve: int | str = 0,
     report: str | Path | None = None,
     policy: str | None = None,
+    offload: str = "none",
 ) -> Callable[..., Any]:
     """Returns a backend for `torch.compile` that trains within a memory budget.
 
@@ -49,6 +50,8 @@ def backend(
             that follow this one.
         policy: A rule instead of a budget: `'none'`, `'selective'`, `'full'` (every layer is recomputed) or `'group:N'` (N layers
             at a time). Layers are the numbered modules, such as those of a `ModuleList`.
+        offload: What results leave the device's memory for that of the host until the backward pass reads them: `'none'`, `'auto'`
+            (what costs less than to recompute; needs a budget) or `'cpu'` (all that may). On a CPU they go to a file.
         report: The page `plan.html` to write when a graph is planned; `plan-2.html` for a second graph, and so on.
 
     Raises:
@@ -73,6 +76,7 @@ def backend(
         fused=fused,
         on_infeasible=on_infeasible,
         reserve=reserve,
+        offload=offload,
     )
 
     def compile_graph(module: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..., Any]:

@@ -34,11 +34,11 @@ class Memory(TorchDispatchMode):
         self._scratch = scratch
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}
         self._live = 0
-        self._fixed: set[int] = set()
+        self._fixed: dict[int, torch.UntypedStorage] = {}
 
     def hold(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Leaves these tensors out of the count: they are there throughout."""
-        self._fixed.update(tensor.untyped_storage()._cdata for tensor in tensors)
+        """Leaves these tensors out of the count: they are there throughout, or on another device."""
+        self._fixed |= {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
 
     def count(self, tensors: Iterable[torch.Tensor], scratch: int = 0) -> None:
         """Counts the storages of these tensors that are new."""
@@ -56,6 +56,8 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an op and counts what it makes."""
         result = func(*args, **kwargs or {})
+        if func is torch.ops.ckpt_opt.offload.default:
+            self.hold([result])
         self.count(tensors_of(result), self._scratch(func, args, kwargs or {}))
         return result
 

@@ -1,7 +1,7 @@
 """Compiles a planned graph by inductor, within the budget.
 
 Inductor fuses kernels and chooses their order, so its peak is not the plan's. The order is taken from the plan where that is
-the smaller one, the peak of the generated code is computed before the first step, and a graph that misses its budget is
+the smaller one, the peak of the generated code is computed before its kernels are compiled, and a graph that misses its budget is
 planned again for less.
 """
 
@@ -11,6 +11,7 @@ import heapq
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -20,6 +21,8 @@ from torch import fx
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import CodeCacheFuture
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
@@ -39,23 +42,24 @@ def compile_fused(
         BudgetError: However it is planned, the compiled code takes more than the budget.
     """
     target: int | None = None
-    best: tuple[int, Callable[..., Any], Plan] | None = None
+    best: tuple[int, Attempt, Plan] | None = None
     for _ in range(ATTEMPTS):
-        compiled, plan = compile_once(partition, module, inputs, options, target)
+        attempt = compile_once(partition, module, inputs, options, target)
+        plan = attempt.plan
         if plan is None or plan.compiled_peak_bytes is None or plan.limit_bytes is None:
-            return compiled, plan
+            return attempt.finished(), plan
         excess = plan.compiled_peak_bytes - plan.limit_bytes
         if excess <= 0:
-            return compiled, plan
+            return attempt.finished(), plan
         if best is None or plan.compiled_peak_bytes < best[0]:
-            best = plan.compiled_peak_bytes, compiled, plan
+            best = plan.compiled_peak_bytes, attempt, plan
         partition.plans.remove(plan)
         last_plans.remove(plan)
         if plan.is_smallest:
             break
         target = min(plan.peak_bytes, target or plan.peak_bytes) - excess
     assert best is not None
-    reached, compiled, plan = best
+    reached, attempt, plan = best
     message = (
         f"compiled by inductor, the step takes {reached} bytes ({mib(reached)}) at least, as far as was tried; the budget "
         f"leaves {plan.limit_bytes} bytes ({mib(plan.limit_bytes or 0)})"
@@ -68,12 +72,38 @@ def compile_fused(
     warnings.warn(f"{message}: compiled for that", PlanWarning, stacklevel=3)
     partition.plans.append(plan)
     last_plans.append(plan)
-    return compiled, plan
+    return attempt.finished(), plan
+
+
+class Deferred:
+    """A kernel that is not compiled yet. What a graph takes is known without its kernels, and compiling them takes most of the
+    time."""
+
+    def __init__(self, compile_kernel: Callable[[], Any]) -> None:
+        self.compile_kernel = compile_kernel
+
+
+@dataclass
+class Attempt:
+    """A graph as inductor compiled it, but for its kernels, with the plan if there is one."""
+
+    function: Callable[..., Any]
+    plan: Plan | None
+    passes: list[tuple[fx.GraphModule, Any]]
+
+    def finished(self) -> Callable[..., Any]:
+        """Compiles the kernels and returns the function."""
+        for _, compiled in self.passes:
+            names = getattr(type(getattr(compiled, "compiled_fn_runner", None)), "call", None)
+            own = getattr(names, "__globals__", {})
+            kernels = {name: kernel.compile_kernel() for name, kernel in own.items() if isinstance(kernel, Deferred)}
+            own |= {name: k.result() if isinstance(k, CodeCacheFuture) else k for name, k in kernels.items()}
+        return self.function
 
 
 def compile_once(
     partition: Partitioner, module: fx.GraphModule, inputs: list[Any], options: dict[str, Any], target: int | None
-) -> tuple[Callable[..., Any], Plan | None]:
+) -> Attempt:
     """Plans and compiles a graph for a target, and computes the peak of what was generated."""
     before = len(partition.plans)
     passes: list[tuple[fx.GraphModule, Any]] = []
@@ -83,7 +113,10 @@ def compile_once(
         passes.append((graph, compiled))
         return compiled
 
+    cpp_pybinding = AsyncCompile.cpp_pybinding
+    deferred = lambda *arguments: Deferred(partial(cpp_pybinding, *arguments))  # noqa: E731
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(AsyncCompile, "cpp_pybinding", deferred))
         stack.enter_context(partition.aim(target))
         stack.enter_context(
             config.patch(
@@ -100,17 +133,17 @@ def compile_once(
         stack.enter_context(backward_at_once())
         compiled = compile_fx(module, inputs, inner_compile=compile_pass, **options)
     if len(partition.plans) == before:
-        return compiled, None
+        return Attempt(compiled, None, passes)
     plan = partition.plans[-1]
     if len(passes) != 2:
         unchecked(plan, f"{len(passes)} passes were compiled")
-        return compiled, plan
+        return Attempt(compiled, plan, passes)
     try:
         peak = dry_run(passes[0], passes[1], plan.forward_outputs, plan.saved_tensors, partition.prices.scratch)
         plan.compiled_peak_bytes = plan.static_bytes + peak
     except Exception as error:
         unchecked(plan, f"{type(error).__name__}: {error}")
-    return compiled, plan
+    return Attempt(compiled, plan, passes)
 
 
 def backward_at_once() -> AbstractContextManager[Any]:
@@ -162,6 +195,9 @@ def better_order(nodes: list[Any]) -> list[Any]:
     )
     # In a planned order, the estimate is for the order as given.
     planned = planned_order(nodes)
+    if any(getattr(getattr(node.node, "op_overload", None), "namespace", "") == "ckpt_opt" for node in nodes):
+        # The estimate takes the host's memory for the device's.
+        return planned
     _, freeable = memory.prepare_planning_info(
         planned, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
     )

@@ -24,16 +24,23 @@ from torch._functorch._aot_autograd import descriptors
 from ckpt_opt.binary import executable
 from ckpt_opt.joint import Joint, is_mutable, keep_states
 from ckpt_opt.planner import (
+    FETCH,
+    OFFLOAD,
+    RELEASE,
+    RUN,
     BudgetError,
     Plan,
     PlanWarning,
+    Step,
     bytes_of,
     follow,
     last_plans,
+    lifetimes,
     mib,
     peak_of,
     solve,
     static_bytes,
+    steps_of,
 )
 from ckpt_opt.prices import Prices
 from ckpt_opt.running import Running, need
@@ -42,6 +49,7 @@ from ckpt_opt.writer import Writer
 OBJECTIVES = ("cost", "flops")
 EFFORTS = ("first", "normal", "thorough")
 ON_INFEASIBLE = ("raise", "smallest")
+OFFLOADING = ("none", "auto", "cpu")
 
 
 @dataclass
@@ -56,6 +64,7 @@ class Options:
     fused: bool = False
     on_infeasible: str = "raise"
     reserve: int | str = 0
+    offload: str = "none"
 
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.policy is None):
@@ -68,9 +77,12 @@ class Options:
             ("objective", self.objective, OBJECTIVES),
             ("effort", self.effort, EFFORTS),
             ("on_infeasible", self.on_infeasible, ON_INFEASIBLE),
+            ("offload", self.offload, OFFLOADING),
         ):
             if value not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
+        if self.offload == "auto" and (self.policy is not None or self.objective != "cost"):
+            raise ValueError("offload='auto' weighs the time of transfers: expected a budget and objective='cost'")
 
 
 @dataclass
@@ -132,20 +144,27 @@ class Partitioner:
         module.recompile()
         joint = Joint(module, num_fwd_outputs)
         graph = joint.cost_graph(self.prices)
+        if self.options.offload != "none":
+            graph["transfer"] = self.prices.transfer()
         solved = self._solve(graph, joint.gradient_bytes())
-        schedule = solved.decisions["schedule"]
-        runs = Counter(schedule)
+        schedule, moved = solved.decisions["schedule"], solved.decisions.get("offloaded", [])
+        steps = steps_of(schedule, moved)
+        runs = Counter(step.op for step in steps if step.action == RUN)
         repeated = {joint.ops[op].node for op, count in runs.items() if count > 1}
         # A draw that runs once needs no copy of the generator's state.
         unread = {joint.state(op.node) for op in joint.ops if op.takes_state and op.node not in repeated}
         written = graph | {"values": [v | {"bytes": 0} if i in unread else v for i, v in enumerate(graph["values"])]}
         # The forward pass ends after the last op of it that runs for the first time.
-        first = {op: at for at, op in reversed(list(enumerate(schedule)))}
-        end = max((first[op] for op in range(joint.boundary)), default=-1) + 1
+        first = {step: at for at, step in reversed(list(enumerate(steps)))}
+        end = max((first[Step(RUN, op)] for op in range(joint.boundary)), default=-1) + 1
+        while end < len(steps) and steps[end].action in (OFFLOAD, RELEASE):
+            end += 1
         split = Split(module, joint, repeated, num_fwd_outputs)
-        forward, backward, saved = split.write(schedule[:end], schedule[end:])
+        made, _ = lifetimes(graph, steps)
+        timeline = list(zip(steps, made))
+        forward, backward, saved = split.write(timeline[:end], timeline[end:])
         plan = Plan(
-            peak_bytes=peak_of(written, schedule),
+            peak_bytes=peak_of(written, schedule, moved),
             unplanned_peak_bytes=peak_of(written, list(range(len(joint.ops)))),
             static_bytes=static_bytes(graph),
             saved_bytes=sum(joint.sizes[s] for s in saved.storages),
@@ -154,6 +173,9 @@ class Partitioner:
             lower_bound_pct=solved.report.get("lower_bound_pct"),
             kept_calls=joint.kept_calls(set(saved.storages)),
             recomputed={joint.ops[op].node.name: count - 1 for op, count in runs.items() if count > 1},
+            offloaded={
+                joint.ops[op].node.name: sum(joint.sizes[s] for s in joint.makes(joint.ops[op])) for op in moved
+            },
             decisions=solved.decisions,
             forward_steps=end,
             forward_outputs=num_fwd_outputs,
@@ -175,7 +197,7 @@ class Partitioner:
         budget, held = self.options.budget, 0
         assert budget is not None
         if self.options.policy is not None:
-            return Solved(*follow(graph, self.options.policy), None, 0, is_smallest=False)
+            return Solved(*follow(graph, self.options.policy, self.options.offload), None, 0, is_smallest=False)
         if isinstance(budget, int):
             held = self._held(budget, static_bytes(graph) + gradient_bytes)
             limit: int | None = budget - held
@@ -186,7 +208,7 @@ class Partitioner:
             # As little as can be asked for: the answer is the smallest budget.
             asked = min(limit, max(self._target, static_bytes(graph) + 1))
         ask: int | str = budget if asked is None or (isinstance(budget, str) and asked == limit) else asked
-        ways = self.options.objective, self.options.effort
+        ways = self.options.objective, self.options.effort, self.options.offload
         try:
             return Solved(*solve(graph, ask, *ways), limit, held, is_smallest=False)
         except BudgetError as error:
@@ -275,6 +297,10 @@ def has_effect(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or is_mutable(node)
 
 
+Timeline = list[tuple[Step, list[int]]]
+"""Steps, and the storages that each allocates."""
+
+
 @dataclass
 class Saved:
     """What the forward pass saves: so many tensors, and of their storages those that are not there throughout."""
@@ -292,60 +318,79 @@ class Split:
         self._repeated = repeated
         self._forward_outputs = forward_outputs
 
-    def write(self, first: list[int], second: list[int]) -> tuple[fx.GraphModule, fx.GraphModule, Saved]:
+    def write(self, first: Timeline, second: Timeline) -> tuple[fx.GraphModule, fx.GraphModule, Saved]:
         """Returns forward and backward pass, and what the one saves for the other."""
         joint = self._joint
-        handed = self._handed_over(second)
+        handed, hosts = self._handed_over(second)
         saved = [joint.holder[s] for s in handed if joint.kinds[s] != "ph" and joint.holder[s].op != "get_attr"]
         sizes = [node for node in joint.nodes if self._is_size(node)]
+        outside = [joint.holder[s] for s in hosts]
         # PyTorch drops the sizes that the backward pass does not need, adds the symbols that it does, and says the
         # descriptions of results.
-        aot._extract_fwd_bwd_modules(self._module, list(saved), sizes, num_fwd_outputs=self._forward_outputs)
+        aot._extract_fwd_bwd_modules(self._module, [*saved, *outside], sizes, num_fwd_outputs=self._forward_outputs)
         described = aot._extract_fwd_bwd_outputs(self._module, num_fwd_outputs=self._forward_outputs)
         # Tensors that may change in place after they were saved come last.
-        saved.sort(key=is_unchecked)
-        marks = [
-            descriptors.SavedForBackwardsNoVcCheckAOTOutput(i)
-            if i < len(saved) and is_unchecked(node)
-            else descriptors.SavedForBackwardsAOTOutput(i)
-            for i, node in enumerate([*saved, *sizes])
-        ]
+        checked, unchecked = ([node for node in saved if is_unchecked(node) == late] for late in (False, True))
+        kinds = [descriptors.SavedForBackwardsAOTOutput] * (len(checked) + len(hosts))
+        kinds += [descriptors.SavedForBackwardsNoVcCheckAOTOutput] * len(unchecked)
+        kinds += [descriptors.SavedForBackwardsAOTOutput] * len(sizes)
+        marks = [kind(i) for i, kind in enumerate(kinds)]
         inputs = [node for node in joint.nodes if node.op == "placeholder"]
         writer = Writer(joint, self._repeated)
         for node in inputs:
             if aot._is_primal(node) or aot._is_fwd_seed_offset(node):
                 writer.take(node)
-        for op in first:
-            writer.run(joint.ops[op])
-        forward = writer.finish([*joint.forward_results, *saved, *sizes], [*described[2], *marks])
+        self._run(writer, first)
+        handed_hosts = [writer.hosts[s] for s in hosts]
+        forward = writer.finish(
+            [*joint.forward_results, *checked, *handed_hosts, *unchecked, *sizes], [*described[2], *marks]
+        )
         writer = Writer(joint, self._repeated)
         tangents = [node for node in inputs if aot._is_tangent(node)]
         others = [node for node in inputs if aot._is_bwd_seed_offset(node) or aot._is_backward_state(node)]
-        for node in [*sizes, *saved, *tangents, *others]:
+        for node in [*sizes, *checked]:
             writer.take(node)
-        for op in second:
-            writer.run(joint.ops[op])
+        for storage in hosts:
+            writer.take_host(storage)
+        for node in [*unchecked, *tangents, *others]:
+            writer.take(node)
+        self._run(writer, second)
         backward = writer.finish(list(joint.backward_results), list(described[3]))
         make = fx._lazy_graph_module._make_graph_module
-        kept = Saved(len(saved), [s for s in handed if joint.kinds[s] == "act"])
+        kept = Saved(len(saved) + len(hosts), [s for s in handed if joint.kinds[s] == "act"])
         return make(self._module, forward), make(self._module, backward), kept
 
-    def _handed_over(self, second: list[int]) -> list[int]:
-        """Returns the storages that the backward pass reads before it computes them."""
+    def _run(self, writer: Writer, steps: Timeline) -> None:
+        actions = {RUN: writer.run, OFFLOAD: writer.offload, RELEASE: writer.release}
+        for (action, at), made in steps:
+            op = self._joint.ops[at]
+            if action == FETCH:
+                writer.fetch(op, made)
+            else:
+                actions[action](op)
+
+    def _handed_over(self, second: Timeline) -> tuple[list[int], list[int]]:
+        """Returns the storages that the backward pass reads before it has them, and those whose copies outside it reads so."""
         joint = self._joint
         made: set[int] = set()
+        moved: set[int] = set()
         found: dict[int, None] = {}
-        for at in second:
+        hosts: dict[int, None] = {}
+        for (action, at), makes in second:
             op = joint.ops[at]
-            reads = joint.reads(op)
+            reads = joint.reads(op) if action == RUN else joint.makes(op) if action != FETCH else []
+            if action == OFFLOAD:
+                moved.update(reads)
+            elif action != RUN:
+                hosts |= dict.fromkeys(s for s in [*reads, *makes] if s not in moved)
             if op.draws and op.node not in self._repeated:
                 reads = [s for s in reads if s != joint.state(op.node)]
             found |= dict.fromkeys(s for s in reads if s not in made)
-            made.update(joint.makes(op))
+            made.update(makes)
         for node in joint.backward_results:
             if isinstance(node, fx.Node):
                 found |= dict.fromkeys(s for s in joint.storages(node) if s not in made)
-        return list(found)
+        return list(found), list(hosts)
 
     def _is_size(self, node: fx.Node) -> bool:
         value = node.meta.get("val")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckpt_opt.binary import CommandError, call
 
@@ -22,6 +24,18 @@ UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for form, base in (("B", 1000), ("iB", 1024), ("", 1024))
 }
+
+
+RUN, OFFLOAD, RELEASE, FETCH = "run", "offload", "release", "fetch"
+MIN_OFFLOAD_BYTES = 8192
+"""Results with fewer bytes stay on the device, among them the states of generators."""
+
+
+class Step(NamedTuple):
+    """One step of a schedule."""
+
+    action: str
+    op: int
 
 
 class BudgetError(RuntimeError):
@@ -75,9 +89,11 @@ class Plan:
     """Calls in the forward pass whose results are kept, and all calls, by op and shapes of operands."""
     recomputed: dict[str, int]
     """Ops by name that run more than once, and how many times more."""
+    offloaded: dict[str, int]
+    """Ops by name whose results are offloaded, and the bytes of these."""
     decisions: dict[str, Any] = field(repr=False)
     """The plan, in the form that `ckpt-opt plan --plan-out` writes: `schedule` holds the ops of `graph` in the order in which
-    they run; one that occurs again is recomputed."""
+    they run; one that occurs again is recomputed. Where `offloaded` holds ops, `steps_of` reads both."""
     forward_steps: int
     """So many steps of the schedule belong to the forward pass."""
     forward_outputs: int
@@ -116,11 +132,12 @@ class Plan:
         compiled = (
             "" if self.compiled_peak_bytes is None else f"; {mib(self.compiled_peak_bytes)} as compiled by inductor"
         )
+        moved = f", {mib(sum(self.offloaded.values()))} are offloaded" if self.offloaded else ""
         bound = "" if self.lower_bound_pct is None else f", at least {self.lower_bound_pct:.1f} % at this budget"
         return (
             f"peak {mib(self.peak_bytes)} (unplanned {mib(self.unplanned_peak_bytes)}, of which "
             f"{mib(self.static_bytes)} are parameters and inputs){compiled}; overhead {self.overhead_pct:.1f} %{bound}; "
-            f"{sum(self.recomputed.values())} ops are recomputed"
+            f"{sum(self.recomputed.values())} ops are recomputed{moved}"
         )
 
 
@@ -134,7 +151,7 @@ def static_bytes(graph: dict[str, Any]) -> int:
     return sum(value["bytes"] for value in graph["values"] if value["kind"] == "static")
 
 
-def follow(graph: dict[str, Any], policy: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def follow(graph: dict[str, Any], policy: str, offload: str = "none") -> tuple[dict[str, Any], dict[str, Any]]:
     """Plans a cost graph by a policy instead of a budget; returns the plan and the planner's report.
 
     Raises:
@@ -144,14 +161,14 @@ def follow(graph: dict[str, Any], policy: str) -> tuple[dict[str, Any], dict[str
         source, out = Path(folder, "graph.json"), Path(folder, "plan.json")
         source.write_text(json.dumps(graph))
         try:
-            report = call("plan", source, "--policy", policy, "--plan-out", out)
+            report = call("plan", source, "--policy", policy, *offloading(offload), "--plan-out", out)
         except CommandError as error:
             raise ValueError(f"policy={policy!r}: {error}") from None
         return json.loads(out.read_text()), report
 
 
 def solve(
-    graph: dict[str, Any], budget: int | str, objective: str, effort: str
+    graph: dict[str, Any], budget: int | str, objective: str, effort: str, offload: str = "none"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Plans a cost graph within a budget; returns the plan and the planner's report.
 
@@ -160,6 +177,7 @@ def solve(
         budget: The largest peak in bytes, static bytes included, or a share as text.
         objective: `cost` or `flops`.
         effort: `first`, `normal` or `thorough`.
+        offload: `none`, `auto` or `cpu`.
 
     Raises:
         BudgetError: No plan fits.
@@ -169,7 +187,7 @@ def solve(
         raise BudgetError(f"parameters, buffers and inputs alone take {mib(static)}; the budget is {mib(budget)}")
     # Budgets of a cost graph are on the peak above what is static.
     words = ["--budget", budget if isinstance(budget, str) else str(budget - static)]
-    words += ["--objective", objective, "--effort", effort, "--no-smallest"]
+    words += ["--objective", objective, "--effort", effort, "--no-smallest", *offloading(offload)]
     with tempfile.TemporaryDirectory(prefix="ckpt-opt-") as folder:
         source, out = Path(folder, "graph.json"), Path(folder, "plan.json")
         source.write_text(json.dumps(graph))
@@ -194,28 +212,66 @@ def refusal(budget: int | str, smallest: int | None, static: int, answer: dict[s
     return "\n".join([*lines, "help: a larger budget, or on_infeasible='smallest'"])
 
 
-def peak_of(graph: dict[str, Any], schedule: list[int]) -> int:
-    """Returns the peak of a schedule in bytes, static bytes included.
+def offloading(word: str) -> list[str]:
+    """Returns the options that let the command plan what to offload."""
+    return [] if word == "none" else ["--offload", word, "--min-offload-bytes", str(MIN_OFFLOAD_BYTES)]
 
-    A value is allocated when its op runs, and freed after the last op that reads this computation of it.
+
+def steps_of(schedule: list[int], offloaded: Sequence[int] = ()) -> list[Step]:
+    """Returns the steps of a schedule as files have it: the number of an op counts three for every offloaded op before it, which
+    run, move and release it. The first move is out, later ones are back."""
+    firsts = [op + 2 * before for before, op in enumerate(sorted(offloaded))]
+    has_left: set[int] = set()
+    steps = []
+    for number in schedule:
+        before = bisect_right(firsts, number)
+        place = number - firsts[before - 1] if before else 0
+        if not before or place > 2:
+            steps.append(Step(RUN, number - 2 * before))
+            continue
+        op = firsts[before - 1] - 2 * (before - 1)
+        steps.append(Step((RUN, FETCH if op in has_left else OFFLOAD, RELEASE)[place], op))
+        if place == 1:
+            has_left.add(op)
+    return steps
+
+
+def lifetimes(graph: dict[str, Any], steps: list[Step]) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns the values that each step allocates, and those that are freed after it.
+
+    A value is allocated when its op runs or it is fetched, and freed after the last op that reads this copy of it, or that
+    releases it. What nothing reads is not fetched.
     """
-    ops, values, outputs = graph["ops"], graph["values"], set(graph["outputs"])
+    ops = graph["ops"]
     last: dict[tuple[int, int], int] = {}
     made_at: dict[int, int] = {}
-    for at, op in enumerate(schedule):
-        for value in ops[op]["ins"]:
+    for at, (action, op) in enumerate(steps):
+        for value in ops[op]["ins" if action == RUN else "outs"] if action != FETCH else []:
             last[value, made_at.get(value, -1)] = at
-        for value in ops[op]["outs"]:
+        for value in ops[op]["outs"] if action in (RUN, FETCH) else []:
             made_at[value] = at
             last[value, at] = at
-    for value in outputs:
-        last[value, made_at.get(value, -1)] = len(schedule)
-    freed: list[list[int]] = [[] for _ in range(len(schedule) + 1)]
-    for (value, _), at in last.items():
+    for value in graph["outputs"]:
+        last[value, made_at.get(value, -1)] = len(steps)
+    made: list[list[int]] = [[] for _ in steps]
+    freed: list[list[int]] = [[] for _ in range(len(steps) + 1)]
+    for (value, born), at in last.items():
+        if born == at and steps[at].action == FETCH:
+            continue
+        if born >= 0:
+            made[born].append(value)
         freed[at].append(value)
+    return made, freed
+
+
+def peak_of(graph: dict[str, Any], schedule: list[int], offloaded: Sequence[int] = ()) -> int:
+    """Returns the peak of a schedule in bytes, static bytes included."""
+    ops, values = graph["ops"], graph["values"]
+    steps = steps_of(schedule, offloaded)
+    made, freed = lifetimes(graph, steps)
     live = peak = sum(v["bytes"] for v in values if v["kind"] == "static" or (v["kind"] == "ph"))
-    for at, op in enumerate(schedule):
-        live += sum(values[value]["bytes"] for value in ops[op]["outs"])
-        peak = max(peak, live + ops[op].get("temp_bytes", 0))
+    for at, (action, op) in enumerate(steps):
+        live += sum(values[value]["bytes"] for value in made[at])
+        peak = max(peak, live + (ops[op].get("temp_bytes", 0) if action == RUN else 0))
         live -= sum(values[value]["bytes"] for value in freed[at] if values[value]["kind"] != "static")
     return peak

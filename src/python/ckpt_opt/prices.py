@@ -17,18 +17,19 @@ from torch.utils.flop_counter import flop_registry
 
 from ckpt_opt.joint import bytes_of, number, tensors_of
 
-# Peak TFLOP/s of matrix products in float32 (as PyTorch runs them) and in 16-bit types, and GB/s of memory. From NVIDIA's
-# data sheets, dense, at 70 % of the peak for products.
+# Peak TFLOP/s of matrix products in float32 (as PyTorch runs them) and in 16-bit types, GB/s of memory, and GB/s to the memory of
+# the host. From NVIDIA's data sheets, dense, at 70 % of the peak for products; 80 % of PCI Express. On a CPU, what is
+# offloaded is in a file.
 DEVICES = {
-    "H200": (47.0, 692.0, 4800.0),
-    "H100": (47.0, 692.0, 3350.0),
-    "A100": (14.0, 218.0, 1935.0),
-    "L40": (63.0, 127.0, 864.0),
-    "L4": (21.0, 85.0, 300.0),
-    "RTX 4090": (58.0, 116.0, 1008.0),
+    "H200": (47.0, 692.0, 4800.0, 50.0),
+    "H100": (47.0, 692.0, 3350.0, 50.0),
+    "A100": (14.0, 218.0, 1935.0, 25.0),
+    "L40": (63.0, 127.0, 864.0, 25.0),
+    "L4": (21.0, 85.0, 300.0, 25.0),
+    "RTX 4090": (58.0, 116.0, 1008.0, 25.0),
 }
-OTHER_GPU = (20.0, 100.0, 1000.0)
-CPU = (0.1, 0.1, 20.0)
+OTHER_GPU = (20.0, 100.0, 1000.0, 12.0)
+CPU = (0.1, 0.1, 20.0, 2.5)
 LAUNCH_US = 1.0
 FUSED_TRAFFIC = 0.3
 """Share of the traffic of a node without products that is left where a compiler fuses it with its neighbours."""
@@ -71,8 +72,12 @@ class Prices:
             return 0
         return self._tried(self._scratch, target, (args, kwargs), scratch_bytes) or 0
 
+    def transfer(self) -> dict[str, float]:
+        """Returns what it costs to move bytes out of the memory of the device of the last node, as cost graphs have it."""
+        return {"us_per_megabyte": 1e3 / rates(self._device)[3], "start_us": LAUNCH_US}
+
     def _modelled(self, flops: int, moved: int, results: list[torch.Tensor]) -> float:
-        single, half, bandwidth = rates(results[0].device if results else torch.device("cpu"))
+        single, half, bandwidth, _ = rates(results[0].device if results else torch.device("cpu"))
         peak = half if results and results[0].dtype in (torch.float16, torch.bfloat16) else single
         share = FUSED_TRAFFIC if self._fused and not flops else 1.0
         return LAUNCH_US + max(flops / (peak * 1e6), share * moved / (bandwidth * 1e3))
@@ -90,8 +95,8 @@ class Prices:
         return known[key]
 
 
-def rates(device: torch.device) -> tuple[float, float, float]:
-    """Returns TFLOP/s in float32 and in 16-bit types, and GB/s."""
+def rates(device: torch.device) -> tuple[float, float, float, float]:
+    """Returns TFLOP/s in float32 and in 16-bit types, GB/s, and GB/s out of the device's memory."""
     if device.type != "cuda":
         return CPU
     name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import fx
+from torch._dynamo.utils import detect_fake_mode
 from torch._prims.rng_prims import run_with_rng_state
 
+import ckpt_opt.offload  # noqa: F401
 from ckpt_opt.joint import Joint, Op
 
 
@@ -24,6 +29,10 @@ class Writer:
         self._joint = joint
         self._repeated = repeated
         self._written: dict[fx.Node, fx.Node] = {}
+        self.hosts: dict[int, fx.Node] = {}
+        """Copies of storages outside the device's memory."""
+        self._on_the_way: set[int] = set()
+        """Storages that are fetched, and that nothing has read since."""
 
     def take(self, node: fx.Node) -> None:
         """Makes a node of the joint graph an input of this graph."""
@@ -31,15 +40,56 @@ class Writer:
         new.meta = node.meta
         self._written[node] = new
 
+    def take_host(self, storage: int) -> None:
+        """Makes the copy of a storage outside the device's memory an input of this graph."""
+        holder = self._joint.holder[storage]
+        new = self.graph.placeholder(f"{holder.name}_host")
+        new.meta = {"val": outside(holder.meta["val"])}
+        self.hosts[storage] = new
+
+    def offload(self, op: Op) -> None:
+        """Writes that the results of an op begin to leave the device."""
+        for storage in self._joint.makes(op):
+            holder = self._joint.holder[storage]
+            new = self.graph.call_function(torch.ops.ckpt_opt.offload.default, (self._read(holder),))
+            new.meta = {"val": outside(holder.meta["val"])}
+            self.hosts[storage] = new
+
+    def release(self, op: Op) -> None:
+        """Writes that the results of an op have left the device."""
+        for storage in self._joint.makes(op):
+            left = self._read(self._joint.holder[storage])
+            self.graph.call_function(torch.ops.ckpt_opt.release.default, (self.hosts[storage], left))
+
+    def fetch(self, op: Op, storages: Iterable[int]) -> None:
+        """Writes that these results of an op begin to come back."""
+        self._forget(op)
+        for storage in storages:
+            holder = self._joint.holder[storage]
+            device = holder.meta["val"].device
+            new = self.graph.call_function(torch.ops.ckpt_opt.fetch.default, (self.hosts[storage], device))
+            new.meta = dict(holder.meta)
+            self._on_the_way.add(storage)
+            # A part of a tuple may have several names.
+            same = [user for user in op.node.users if user.target is operator.getitem]
+            for node in [holder, *(user for user in same if self._joint.storages(user) == [storage])]:
+                self._written[node] = new
+
+    def arrive(self, storages: Iterable[int]) -> None:
+        """Writes that these storages are there, where they were fetched."""
+        for storage in sorted(self._on_the_way.intersection(storages)):
+            self._on_the_way.remove(storage)
+            there = self._read(self._joint.holder[storage])
+            self.graph.call_function(torch.ops.ckpt_opt.arrive.default, (there,))
+
     def run(self, op: Op) -> None:
         """Writes an op, and the parts of a tuple at once, so that one that nothing reads is freed."""
         if op.takes_state:
             return
+        self.arrive(self._joint.reads(op))
         node = op.node
         state, drawn = self._parts(node) if op.draws else (None, None)
-        for view in self._views(node):
-            if view is not state:
-                self._written.pop(view, None)
+        self._forget(op)
         if drawn is None:
             self._written[node] = self._copy(node)
             self._write_parts(node)
@@ -58,10 +108,19 @@ class Writer:
 
     def finish(self, results: list[Any], descriptions: list[Any]) -> fx.Graph:
         """Writes the outputs, and returns the graph."""
-        out = self.graph.output(tuple(self._read(r) if isinstance(r, fx.Node) else r for r in results))
+        self.arrive(list(self._on_the_way))
+        is_old = lambda r: isinstance(r, fx.Node) and r.graph is not self.graph  # noqa: E731
+        out = self.graph.output(tuple(self._read(r) if is_old(r) else r for r in results))
         out.meta["desc"] = descriptions
         self.graph.lint()
         return self.graph
+
+    def _forget(self, op: Op) -> None:
+        """Lets views of the results of an op be written again. The state that a draw started from stays."""
+        state = self._parts(op.node)[0] if op.draws else None
+        for view in self._views(op.node):
+            if view is not state:
+                self._written.pop(view, None)
 
     def _parts(self, pair: fx.Node) -> tuple[fx.Node | None, fx.Node | None]:
         """Returns the nodes of the state and of what is drawn."""
@@ -101,3 +160,9 @@ class Writer:
                     found.add(user)
                     stack.append(user)
         return found
+
+
+def outside(value: torch.Tensor) -> torch.Tensor:
+    """Returns the description of a tensor's copy outside the device's memory."""
+    with detect_fake_mode([value]) or nullcontext():
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
