@@ -16,6 +16,7 @@ pub mod deferred_checks;
 pub mod device;
 pub mod draws;
 pub mod executor;
+mod finite;
 mod fused_updates;
 pub mod generated;
 mod index_errors;
