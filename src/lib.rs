@@ -51,6 +51,8 @@ pub mod rng;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;
+#[cfg(feature = "torch")]
+pub mod train;
 pub mod units;
 #[cfg(feature = "torch")]
 pub mod verify;

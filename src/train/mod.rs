@@ -1,0 +1,3 @@
+//! Training: batches from files.
+
+pub mod data;
