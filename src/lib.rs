@@ -51,7 +51,6 @@ pub mod rng;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;
-#[cfg(feature = "torch")]
 pub mod train;
 pub mod units;
 #[cfg(feature = "torch")]

@@ -341,13 +341,25 @@ impl<'g> Program<'g> {
         written.collect()
     }
 
-    /// Returns the tensor of a weight, as it is between two runs.
-    pub(super) fn weight(&self, name: &str) -> Option<Tensor> {
-        let slot = slot(self.graph.find_value(name)?);
+    /// Returns the tensor of a weight or state, as it is between two runs.
+    ///
+    /// # Errors
+    /// A weight whose file is absent.
+    pub(super) fn weight(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some(id) = self.graph.find_value(name) else {
+            return Ok(None);
+        };
+        let slot = slot(id);
         let values = self.values.borrow();
         let kept = values.train_state.kept().get(&slot);
-        let tensor = kept.or(values.tensors[slot].as_ref())?;
-        Some(tensor.shallow_clone())
+        if let Some(tensor) = kept.or(values.tensors[slot].as_ref()) {
+            return Ok(Some(tensor.shallow_clone()));
+        }
+        match (values.train_state.given(slot), &self.graph.value(id).def) {
+            (Some(given), _) => given.tensor().map(Some),
+            (None, Def::Init(constant)) => convert::tensor(name, constant).map(Some),
+            (None, _) => Ok(None),
+        }
     }
 
     /// Sets what a run on the host checks after each node.

@@ -152,7 +152,8 @@ impl<'g> Session<'g> {
     /// # Errors
     /// See [`Program::new`].
     pub fn beside<'h>(&self, graph: &'h Graph, rng: Rng) -> Result<Session<'h>> {
-        let weight = |name: &str| self.program.weight(name);
+        // A weight that this session has not loaded is read from the graph.
+        let weight = |name: &str| self.program.weight(name).ok().flatten();
         let mut program = Program::with_weights(graph, self.program.place(), &weight)?;
         program.draw_by(rng);
         Ok(Session {
@@ -184,7 +185,7 @@ impl<'g> Session<'g> {
     /// # Errors
     /// No such tensor; the device fails.
     pub fn look<T>(&self, name: &str, look: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        let tensor = self.program.weight(name);
+        let tensor = self.program.weight(name)?;
         let tensor = tensor.ok_or_else(|| Error::bug("run", format!("there is no `{name}`")))?;
         let tensor = device::moved(tensor, Place::Cpu)?;
         bytes::look(&tensor, look).map_err(torch_error)

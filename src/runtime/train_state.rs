@@ -74,6 +74,11 @@ impl TrainState {
         &self.kept
     }
 
+    /// Returns an overwritten weight as it was given.
+    pub(super) fn given(&self, slot: usize) -> Option<&Weight> {
+        self.weights.get(&slot)
+    }
+
     /// Keeps what a run that failed left in `tensors`. No value has changed if no update had run.
     pub(super) fn recover(&mut self, tensors: &[Option<Tensor>]) {
         let left = self.updates.iter().filter(|_| self.goes_on);
