@@ -3,6 +3,7 @@
 use super::named::{Tensors, content};
 use ::safetensors::tensor::TensorView;
 use ::safetensors::{Dtype, SafeTensors};
+use bytes::Bytes;
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 
@@ -28,11 +29,11 @@ fn theirs(dtype: DType) -> Dtype {
     }
 }
 
-/// Reads all tensors.
+/// Returns all tensors as slices of mapped bytes.
 ///
 /// # Errors
 /// A damaged file, or an element type we do not have.
-pub fn read(bytes: &[u8]) -> Result<Tensors> {
+pub fn read(bytes: &Bytes) -> Result<Tensors> {
     let bad = |e: ::safetensors::SafeTensorError| {
         Error::usage("safetensors", format!("the file is damaged: {e}"))
     };
@@ -55,7 +56,7 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
         let dims: Vec<u64> = view.shape().iter().map(|d| *d as u64).collect();
         tensors.insert(
             name.to_string(),
-            Tensor::new(dtype, dims, view.data().to_vec()),
+            Tensor::new(dtype, dims, bytes.slice_ref(view.data())),
         );
     }
     Ok(tensors)
@@ -90,10 +91,10 @@ mod tests {
                 .collect::<Vec<u8>>();
             tensors.insert(dtype.to_string(), Tensor::new(dtype, [2, 1], content));
         }
-        let bytes = write(&tensors).unwrap();
+        let bytes = Bytes::from(write(&tensors).unwrap());
         assert_eq!(read(&bytes).unwrap(), tensors);
         for end in [0, 7, 40, bytes.len() - 1] {
-            assert_eq!(read(&bytes[..end]).unwrap_err().exit_code(), 2);
+            assert_eq!(read(&bytes.slice(..end)).unwrap_err().exit_code(), 2);
         }
     }
 }
