@@ -114,23 +114,20 @@ fn binding(graph: &Graph, batch: u64, sequence: Option<u64>) -> Result<Binding> 
     Binding::new(graph, &known).or_else(|e| Binding::new(graph, &[]).map_err(|_| e))
 }
 
-/// Appends a number to the bytes of a tensor, rounded to its type; integers saturate.
+/// Appends a number to the bytes of a tensor, rounded to its type.
 pub(super) fn put(bytes: &mut Vec<u8>, dtype: DType, value: f64) {
     match dtype {
         DType::F32 => bytes.extend((value as f32).to_le_bytes()),
         DType::F64 => bytes.extend(value.to_le_bytes()),
         DType::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
         DType::BF16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
-        DType::I64 => bytes.extend((value as i64).to_le_bytes()),
-        DType::I32 => bytes.extend((value as i32).to_le_bytes()),
-        DType::I16 => bytes.extend((value as i16).to_le_bytes()),
-        DType::I8 => bytes.extend((value as i8).to_le_bytes()),
-        DType::U64 => bytes.extend((value as u64).to_le_bytes()),
-        DType::U32 => bytes.extend((value as u32).to_le_bytes()),
-        DType::U16 => bytes.extend((value as u16).to_le_bytes()),
-        DType::U8 => bytes.push(value as u8),
-        DType::Bool => bytes.push(u8::from(value != 0.0)),
+        _ => put_int(bytes, dtype, value as i64),
     }
+}
+
+/// Appends a number that an integer or boolean type has.
+pub(super) fn put_int(bytes: &mut Vec<u8>, dtype: DType, value: i64) {
+    bytes.extend_from_slice(&value.to_le_bytes()[..dtype.size_bytes() as usize]);
 }
 
 /// Returns the lowest finite number of a floating-point type.

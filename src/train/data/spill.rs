@@ -8,7 +8,7 @@ use bytes::Bytes;
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 
 /// A temporary file that grows.
 pub(super) struct Spill {
@@ -43,6 +43,23 @@ impl Spill {
     pub fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.bytes += bytes.len() as u64;
         self.out.write_all(bytes).map_err(|e| failed(&e))
+    }
+
+    /// Appends all that a stream has, such as a compressed array.
+    ///
+    /// # Errors
+    /// A damaged stream, or a disk that refuses.
+    pub fn put_all(&mut self, from: &mut dyn Read) -> Result<()> {
+        let mut block = vec![0; 1 << 16];
+        loop {
+            let read = from.read(&mut block).map_err(|e| {
+                Error::usage("data", "the compressed data is damaged").found(e.to_string())
+            })?;
+            match read {
+                0 => return Ok(()),
+                _ => self.put(&block[..read])?,
+            }
+        }
     }
 
     /// Appends a number.

@@ -368,7 +368,7 @@ impl Source for TokenSource {
 }
 
 /// Returns the input that takes tokens: `input_ids`, or else the only one of its kind.
-fn token_input(wanted: &DataInputs) -> Result<&DataInput> {
+pub(super) fn token_input(wanted: &DataInputs) -> Result<&DataInput> {
     if let Some(input) = wanted.get("input_ids") {
         return Ok(input);
     }
