@@ -36,7 +36,7 @@ impl Span {
         let is_valid =
             |span: &Span| !matches!(span, Span::Percent(p) if !(0.0..=100.0).contains(p));
         span.filter(is_valid).ok_or_else(|| {
-            Error::usage("schedule", format!("`{text}` is no number of steps"))
+            Error::usage("lr-schedule", format!("`{text}` is no number of steps"))
                 .expected("steps, such as 100, or a share of all steps, such as 5%")
         })
     }
@@ -146,7 +146,7 @@ impl fmt::Display for Shape {
 }
 
 fn fail(what: String) -> Box<Error> {
-    Error::usage("schedule", what)
+    Error::usage("lr-schedule", what)
 }
 
 impl Schedule {

@@ -7,14 +7,17 @@
 use super::checkpoint::{Checkpoint, Checkpoints, FOLDER, Manifest, lock};
 use super::data::{self, Batch, Batches, DataRequest};
 use super::evaluation::{evaluate, forward};
+use super::events::EventFile;
 use super::identity;
 use super::inputs::{Number, loss, numbers, runs_per_update, takes};
-use super::metrics::{MetricsFile, StepMetrics};
+use super::metrics::{self, MetricsFile, StepMetrics};
+use super::page;
 use super::saver::Saver;
 use super::schedule::Schedule;
 use super::weights;
 use crate::attention::Attention;
 use crate::comparison::ready;
+use crate::emit::file::write_whole;
 use crate::frontend::given::Given;
 use crate::frontend::load;
 use crate::optimize::optimize;
@@ -241,6 +244,7 @@ struct Run<'a> {
     /// Runs of the graph in a step.
     runs: u64,
     metrics: MetricsFile,
+    events: EventFile,
     saver: Saver,
     done: Trained,
 }
@@ -336,6 +340,7 @@ impl<'a> Run<'a> {
             total,
             runs,
             metrics: MetricsFile::after(&options.out, resumed_from)?,
+            events: EventFile::after(&options.out, resumed_from)?,
             saver: Saver::new(checkpoints.clone())?,
             done: Trained {
                 steps: resumed_from,
@@ -406,9 +411,9 @@ impl<'a> Run<'a> {
                 self.done.eval_loss = metrics.eval_loss.or(self.done.eval_loss);
                 self.done.perplexity = metrics.perplexity.or(self.done.perplexity);
             }
-            self.metrics
-                .add(&metrics)
-                .map_err(|e| self.with_checkpoint(e))?;
+            let added = self.metrics.add(&metrics);
+            let added = added.and_then(|()| self.events.add(&metrics));
+            added.map_err(|e| self.with_checkpoint(e))?;
             (self.watch)(Event::Step(&metrics));
             let is_asked_to_stop = self.options.stop.load(Ordering::Relaxed);
             if is_last || is_asked_to_stop || is_due(Some(save_every)) {
@@ -577,6 +582,11 @@ impl<'a> Run<'a> {
             }
             self.done.model = Some(path);
         }
+        let steps = metrics::read(&self.options.out.join(metrics::FILE))?;
+        write_whole(
+            &self.options.out.join(page::FILE),
+            page::page(&steps).as_bytes(),
+        )?;
         self.done.tokens = self.manifest.tokens;
         self.done.checkpoint = self.saver.last().map(Path::to_path_buf);
         Ok(self.done)
