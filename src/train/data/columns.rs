@@ -4,7 +4,7 @@
 use super::files::{Format, Shard};
 use super::inputs::{DataInput, put, put_int};
 use super::spill::Spill;
-use super::text::{MESSAGES, no_text};
+use super::text::MESSAGES;
 use super::writer::TokenWriter;
 use crate::frontend::file::{io_error, map};
 use crate::tensors::Tensors;
@@ -17,8 +17,10 @@ use ckpt_passes::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Number, Value};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Rows that are decoded at once.
 const ROWS: usize = 256;
@@ -39,10 +41,18 @@ enum Source {
 /// Batches of rows.
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>>>;
 
-fn damaged(name: &str, e: &dyn std::fmt::Display) -> Box<Error> {
-    Error::usage("data", "the file is damaged, or uses what is not supported")
-        .at(name)
-        .found(e.to_string())
+/// Decodes a part of a file. The decoders check less than they should, so a panic of theirs is a damaged file, too.
+fn decode<T, E: Display>(name: &str, part: impl FnOnce() -> Result<T, E>) -> Result<T> {
+    let found = match catch_unwind(AssertUnwindSafe(part)) {
+        Ok(Ok(decoded)) => return Ok(decoded),
+        Ok(Err(e)) => e.to_string(),
+        Err(_) => "contents that the decoder fails on".into(),
+    };
+    Err(
+        Error::usage("data", "the file is damaged, or uses what is not supported")
+            .at(name)
+            .found(found),
+    )
 }
 
 impl Columns {
@@ -52,10 +62,9 @@ impl Columns {
     /// A file that is absent or damaged.
     pub fn open(shard: &Shard) -> Result<Columns> {
         let name = shard.name();
-        let bad = |e: &dyn std::fmt::Display| damaged(&name, e);
         if shard.format == Format::Parquet {
-            let builder =
-                ParquetRecordBatchReaderBuilder::try_new(map(&shard.path)?).map_err(|e| bad(&e))?;
+            let bytes = map(&shard.path)?;
+            let builder = decode(&name, || ParquetRecordBatchReaderBuilder::try_new(bytes))?;
             let schema = builder.schema().clone();
             let source = Source::Parquet(builder);
             return Ok(Columns {
@@ -74,11 +83,11 @@ impl Columns {
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
         let file = BufReader::with_capacity(1 << 18, file);
         let (source, schema) = if head == b"ARROW1" {
-            let reader = FileReader::try_new(file, None).map_err(|e| bad(&e))?;
+            let reader = decode(&name, || FileReader::try_new(file, None))?;
             let schema = reader.schema();
             (Source::File(Box::new(reader)), schema)
         } else {
-            let reader = StreamReader::try_new(file, None).map_err(|e| bad(&e))?;
+            let reader = decode(&name, || StreamReader::try_new(file, None))?;
             let schema = reader.schema();
             (Source::Stream(Box::new(reader)), schema)
         };
@@ -89,11 +98,10 @@ impl Columns {
         })
     }
 
-    /// Returns whether there is a column for each of these inputs.
-    pub fn has_all(&self, inputs: &[DataInput]) -> bool {
-        inputs
-            .iter()
-            .all(|input| self.schema.index_of(&input.name).is_ok())
+    /// Returns whether the file is read as text: it has such a column, and not one for each input.
+    pub fn is_text(&self, column: &str, inputs: &[DataInput]) -> bool {
+        let has = |name: &str| self.schema.index_of(name).is_ok();
+        !inputs.iter().all(|input| has(&input.name)) && (has(column) || has(MESSAGES))
     }
 
     /// Decodes some columns, in the order of the schema.
@@ -102,8 +110,8 @@ impl Columns {
         Ok(match self.source {
             Source::Parquet(builder) => {
                 let mask = ProjectionMask::roots(builder.parquet_schema(), columns);
-                let reader = builder.with_projection(mask).with_batch_size(ROWS).build();
-                Box::new(reader.map_err(|e| damaged(&self.name, &e))?)
+                let builder = builder.with_projection(mask).with_batch_size(ROWS);
+                Box::new(decode(&self.name, || builder.build())?)
             }
             Source::File(reader) => Box::new(reader.map(move |b| b?.project(&columns))),
             Source::Stream(reader) => Box::new(reader.map(move |b| b?.project(&columns))),
@@ -113,24 +121,18 @@ impl Columns {
     /// Adds the texts or chats of a column.
     ///
     /// # Errors
-    /// No such column; a damaged file; a row without text.
+    /// A damaged file; a row without text.
     pub fn documents(self, column: &str, out: &mut TokenWriter) -> Result<()> {
-        let names: Vec<&str> = self
-            .schema
-            .fields()
-            .iter()
-            .map(|f| f.name().as_str())
-            .collect();
         let name = self.name.clone();
         let index = self
             .schema
             .index_of(column)
             .or_else(|_| self.schema.index_of(MESSAGES));
-        let index = index.map_err(|_| no_text(column, &names).at(name.clone()))?;
+        let index = decode(&name, || index)?;
         let is_chat = self.schema.field(index).name() != column;
         let mut row = 0u64;
-        for batch in self.batches(&|_| vec![index])? {
-            let batch = batch.map_err(|e| damaged(&name, &e))?;
+        let mut batches = self.batches(&|_| vec![index])?;
+        while let Some(batch) = decode(&name, || batches.next().transpose())? {
             for i in 0..batch.num_rows() {
                 row += 1;
                 let added = match (json(batch.column(0), i), is_chat) {
@@ -152,7 +154,7 @@ impl Columns {
     /// and floats to its floats.
     ///
     /// # Errors
-    /// A damaged file; a type that an input does not have; rows of different lengths; nulls.
+    /// A missing column; a damaged file; a type that an input does not have; rows of different lengths; nulls.
     pub fn tensors(self, inputs: &[DataInput]) -> Result<Tensors> {
         let name = self.name.clone();
         let indices = |schema: &Schema| {
@@ -165,11 +167,28 @@ impl Columns {
         };
         let mut out: Vec<(&DataInput, Spill, Option<Vec<u64>>)> = Vec::new();
         for input in inputs {
+            if self.schema.index_of(&input.name).is_err() {
+                let names: Vec<&str> = self
+                    .schema
+                    .fields()
+                    .iter()
+                    .map(|f| f.name().as_str())
+                    .collect();
+                let what = format!(
+                    "there is no column for input `{}`, and none with text",
+                    input.name
+                );
+                return Err(Error::usage("data", what)
+                    .at(name)
+                    .expected(input.ty.to_string())
+                    .found(names.join(", "))
+                    .help("call a column by the name of each input, or name the column that holds the text"));
+            }
             out.push((input, Spill::new()?, None));
         }
         let mut rows = 0u64;
-        for batch in self.batches(&indices)? {
-            let batch = batch.map_err(|e| damaged(&name, &e))?;
+        let mut batches = self.batches(&indices)?;
+        while let Some(batch) = decode(&name, || batches.next().transpose())? {
             for (input, spill, shape) in &mut out {
                 let at = |e: Box<Error>| e.at(format!("{name}, column `{}`", input.name));
                 let column = batch.column_by_name(&input.name);

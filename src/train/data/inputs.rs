@@ -1,7 +1,7 @@
 //! The inputs of a graph that data must supply, and what each of them may hold.
 
 use crate::tensors::random::index_bounds;
-use ckpt_passes::analysis::{Binding, DimKind, Sizes, gradients, planned_sizes, sizes::dim_kinds};
+use ckpt_passes::analysis::{Binding, Sizes, gradients, planned_sizes};
 use ckpt_passes::ir::{DType, Graph, Phase, Role, Tensor, Ty};
 use ckpt_passes::{Error, Result};
 use half::{bf16, f16};
@@ -39,15 +39,14 @@ impl DataInputs {
     ///
     /// # Errors
     /// A graph without types or without such inputs; sizes that the graph cannot have.
-    pub fn of(graph: &Graph, batch: u64, sequence: Option<u64>) -> Result<DataInputs> {
+    pub fn of(graph: &Graph) -> Result<DataInputs> {
         if graph.phase < Phase::Typed {
             return Err(Error::bug("data", "the graph has no types yet"));
         }
         let planned = planned_sizes::of(graph)?;
-        let bounds = index_bounds(
-            graph,
-            &Sizes::new(graph, &binding(graph, batch, sequence)?)?,
-        );
+        // Tables and classes have the same sizes at any binding.
+        let sizes = Sizes::new(graph, &Binding::new(graph, &[])?)?;
+        let bounds = index_bounds(graph, &sizes);
         let states = gradients::states(graph);
         let is_read = |id| {
             let mut uses = graph.value(id).uses().iter();
@@ -99,19 +98,6 @@ impl DataInputs {
         let mut sizes = inputs.filter_map(|input| input.ty.dims[0].as_const());
         sizes.find_map(|n| u64::try_from(n).ok())
     }
-}
-
-/// Returns numbers for the named sizes: those of the batch, where their kind tells.
-fn binding(graph: &Graph, batch: u64, sequence: Option<u64>) -> Result<Binding> {
-    let size = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let kinds = dim_kinds(graph).into_iter();
-    let known = kinds.filter_map(|(name, kind)| match kind {
-        DimKind::Batch => Some((name, size(batch))),
-        DimKind::Sequence => Some((name, size(sequence?))),
-    });
-    let known: Vec<(String, i64)> = known.collect();
-    // Names of other axes can look like those of a batch. Tables and classes have the same sizes at any binding.
-    Binding::new(graph, &known).or_else(|e| Binding::new(graph, &[]).map_err(|_| e))
 }
 
 /// Appends a number to the bytes of a tensor, rounded to its type.

@@ -55,7 +55,7 @@ pub fn open(request: &DataRequest, graph: &Graph) -> Result<Batches> {
     if request.batch == 0 {
         return Err(Error::usage("data", "a batch has no examples").expected("1 or more"));
     }
-    let wanted = DataInputs::of(graph, request.batch, request.sequence)?;
+    let wanted = DataInputs::of(graph)?;
     let mut opened = Opened {
         request,
         wanted: &wanted,
@@ -113,12 +113,12 @@ impl Opened<'_> {
             }
             Format::Parquet | Format::Arrow => {
                 let columns = Columns::open(shard)?;
-                if columns.has_all(&self.wanted.inputs) {
+                if columns.is_text(&self.request.text_column, &self.wanted.inputs) {
+                    self.tokenise(shard, "row", |column, out| columns.documents(column, out))?;
+                } else {
                     let tensors = columns.tensors(&self.wanted.inputs)?;
                     self.print.put_sample("columns", &map(&shard.path)?);
                     self.add_tensors(shard, tensors)?;
-                } else {
-                    self.tokenise(shard, "row", |column, out| columns.documents(column, out))?;
                 }
             }
         }

@@ -69,22 +69,16 @@ fn json_line(line: &[u8], column: &str, number: u64, out: &mut TokenWriter) -> R
         (Some(_), _) => Err(Error::usage("data", format!("`{column}` is no text"))),
         (None, None) => {
             let names: Vec<&str> = fields.keys().map(String::as_str).take(10).collect();
-            Err(no_text(column, &names))
+            let what = format!("there is no `{column}` and no `{MESSAGES}`");
+            Err(Error::usage("data", what)
+                .found(if names.is_empty() {
+                    "no fields".into()
+                } else {
+                    names.join(", ")
+                })
+                .help("name the field that holds the text"))
         }
     }
-}
-
-/// Returns the error for data without text.
-pub(super) fn no_text(column: &str, names: &[&str]) -> Box<Error> {
-    Error::usage(
-        "data",
-        format!("there is no `{column}` and no `{MESSAGES}`"),
-    )
-    .found(match names {
-        [] => "no fields".into(),
-        _ => names.join(", "),
-    })
-    .help("name the field that holds the text")
 }
 
 /// Reads a file as one document.
