@@ -51,6 +51,7 @@ pub mod rng;
 #[cfg(feature = "torch")]
 pub mod runtime;
 pub mod tensors;
+pub mod train;
 pub mod units;
 #[cfg(feature = "torch")]
 pub mod verify;

@@ -19,6 +19,10 @@ mod replaced;
 #[cfg(feature = "torch")]
 mod run;
 #[cfg(feature = "torch")]
+mod steps;
+#[cfg(feature = "torch")]
+mod train;
+#[cfg(feature = "torch")]
 mod verify;
 
 use ckpt_opt::place::Place;
@@ -26,7 +30,7 @@ use ckpt_passes::error::{Kind, Shortfall};
 use ckpt_passes::near::nearest;
 use ckpt_passes::{Error, Result};
 use clap::{Command, CommandFactory, Parser, Subcommand};
-use options::{plan as plans, runtime};
+use options::{plan as plans, runtime, train as train_options};
 use output::{Console, print, print_error, print_json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -82,6 +86,9 @@ enum Verb {
     /// Compare two plans, or the plans of two training graphs
     #[command(after_help = plans::DIFF_EXAMPLES)]
     Diff(plans::DiffArgs),
+    /// Train a model on data within a memory budget, and write its weights
+    #[command(after_help = train_options::TRAIN_EXAMPLES, mut_arg("budget", |a| a.help_heading("Training")))]
+    Train(train_options::TrainArgs),
     /// Execute a graph and compare its memory with the prediction
     #[command(after_help = runtime::RUN_EXAMPLES)]
     Run(runtime::RunArgs),
@@ -117,6 +124,7 @@ impl Verb {
             Verb::Frontier(args) => args.console,
             Verb::Explain(args) => args.console,
             Verb::Diff(args) => args.console,
+            Verb::Train(args) => args.console,
             Verb::Run(args) => args.console,
             Verb::Verify(args) => args.console,
             Verb::Calibrate(args) => args.console,
@@ -130,6 +138,7 @@ impl Verb {
     /// Where the verb runs graphs, if it does.
     fn place(&self) -> Place {
         match self {
+            Verb::Train(args) => args.on.device,
             Verb::Run(args) => args.execution.on.device,
             Verb::Verify(args) => args.pair.execution.on.device,
             Verb::Calibrate(args) => args.measuring.on.device,
@@ -140,8 +149,11 @@ impl Verb {
         }
     }
 
-    fn run(self) -> Result<()> {
-        match self {
+    /// Runs the verb. Returns the exit code of its success.
+    fn run(self) -> Result<u8> {
+        let done = match self {
+            #[cfg(feature = "torch")]
+            Verb::Train(args) => return train::run(&args),
             Verb::Optimize(args) => optimize::run(&args),
             Verb::Inspect(args) => inspect::run(&args),
             Verb::Plan(args) => plan::run(&args),
@@ -159,7 +171,8 @@ impl Verb {
             #[cfg(feature = "torch")]
             Verb::Overhead(args) => measure::overhead(&args),
             #[cfg(not(feature = "torch"))]
-            Verb::Run(_)
+            Verb::Train(_)
+            | Verb::Run(_)
             | Verb::Verify(_)
             | Verb::Calibrate(_)
             | Verb::Profile(_)
@@ -175,7 +188,8 @@ impl Verb {
             }
             Verb::Doctor { console } => doctor::run(console),
             Verb::Man { command } => manual(command.as_deref()),
-        }
+        };
+        done.map(|()| 0)
     }
 }
 
@@ -198,7 +212,7 @@ pub fn main() -> ExitCode {
     let console = cli.verb.console();
     progress::set_quiet(console.is_some_and(|c| c.quiet));
     match guarded(move || cli.verb.run()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             // A verification that fails has printed its certificate.
             let has_printed = error.kind() == Kind::Verification;
@@ -377,7 +391,7 @@ fn set_up_cuda(place: Place) {
 }
 
 /// Runs `work` on a thread with a large stack. A panic, in it or in a thread it started, comes back as a bug of ours.
-fn guarded(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+fn guarded<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     static FIRST: Mutex<Option<String>> = Mutex::new(None);
     std::panic::set_hook(Box::new(|info| {
         let place = info
@@ -462,14 +476,14 @@ mod tests {
 
     #[test]
     fn a_panic_is_a_bug_of_ours() {
-        let e = guarded(|| panic!("index {} of {}", 3, 2)).unwrap_err();
+        let e = guarded(|| -> Result<()> { panic!("index {} of {}", 3, 2) }).unwrap_err();
         assert_eq!((e.code(), e.exit_code()), ("panic", 1));
         assert!(
             e.to_string()
                 .starts_with("bug[panic]: index 3 of 2 (src/cli/mod.rs:"),
             "{e}"
         );
-        let other = guarded(|| Err(Error::budget("too small"))).unwrap_err();
+        let other = guarded(|| Err::<(), _>(Error::budget("too small"))).unwrap_err();
         assert_eq!(other.exit_code(), 3);
         guarded(|| Ok(())).unwrap();
         let _ = std::panic::take_hook();

@@ -32,7 +32,7 @@ fn target(path: &Path) -> Target {
 }
 
 /// Returns the error for output that the operating system refuses, for example because the disk is full.
-fn write_error(path: &Path, e: &std::io::Error) -> Box<Error> {
+pub fn write_error(path: &Path, e: &std::io::Error) -> Box<Error> {
     let error = Error::environment("write", format!("cannot write the output: {e}"))
         .at(path.display().to_string());
     match e.kind() {

@@ -239,10 +239,10 @@ fn beside(request: &Request) -> Result<(f64, String)> {
                     times_us[n].push(time_us as f64);
                 }
             };
-            of(0, plain.step(&inputs, false)?.time_us);
+            of(0, plain.step(&inputs, &|_| false)?.time_us);
             for (n, streams) in [(1, false), (2, true)] {
                 moving.use_streams(streams);
-                of(n, moving.step(&inputs, false)?.time_us);
+                of(n, moving.step(&inputs, &|_| false)?.time_us);
             }
         }
         let [alone_us, between_us, beside_us] = times_us.map(median);

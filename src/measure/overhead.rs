@@ -103,7 +103,7 @@ pub fn overhead(request: &PairRequest, time: Duration) -> Result<Measured> {
     let mut peaks = [(0, 0); 2];
     let mut step = |which: usize| -> Result<Took> {
         let done = sessions[which]
-            .step(&feed.inputs, false)
+            .step(&feed.inputs, &|_| false)
             .map_err(|e| e.at(files[which].display().to_string()))?;
         peaks[which] = (done.peak_bytes, done.static_bytes);
         Ok([done.time_us as f64, done.cpu_us as f64])

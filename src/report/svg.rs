@@ -17,7 +17,7 @@ const BOTTOM: f64 = 62.0;
 const COLOURS: [&str; 4] = ["#2e8b57", "#8e44ad", "#b8860b", "#222222"];
 
 /// A linear axis with round ticks.
-struct Axis {
+pub struct Axis {
     low: f64,
     high: f64,
     ticks: Vec<f64>,
@@ -26,7 +26,8 @@ struct Axis {
 }
 
 impl Axis {
-    fn new(low: f64, high: f64) -> Axis {
+    /// Returns an axis that holds a range.
+    pub fn new(low: f64, high: f64) -> Axis {
         let span = if high > low {
             high - low
         } else {
@@ -53,8 +54,13 @@ impl Axis {
     }
 
     /// Returns the position of a number, from 0 to 1.
-    fn at(&self, x: f64) -> f64 {
+    pub fn at(&self, x: f64) -> f64 {
         (x - self.low) / (self.high - self.low)
+    }
+
+    /// Returns the numbers to label.
+    pub fn ticks(&self) -> &[f64] {
+        &self.ticks
     }
 }
 

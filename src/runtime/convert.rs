@@ -77,17 +77,19 @@ pub fn tch_error(error: &tch::TchError) -> Box<Error> {
     }
 }
 
+/// Returns the error for a weight without bytes.
+pub fn absent(name: &str) -> Box<Error> {
+    let what = format!("the file that holds `{name}` is absent");
+    Error::environment("weights", what).help("put the external data file beside the model")
+}
+
 /// Returns a weight as a tensor: over the mapped file where its bytes are aligned, else a copy.
 ///
 /// # Errors
 /// The weight's file is absent.
 pub fn tensor(name: &str, constant: &Constant) -> Result<Tensor> {
     let Some(data) = constant.bytes() else {
-        return Err(Error::environment(
-            "weights",
-            format!("the file that holds `{name}` is absent"),
-        )
-        .help("put the external data file beside the model"));
+        return Err(absent(name));
     };
     let dims: Vec<i64> = constant.dims.iter().map(|d| *d as i64).collect();
     bytes::from_bytes(Arc::new(data.clone()), kind(constant.dtype)?, &dims).map_err(torch_error)

@@ -14,6 +14,7 @@ use super::deferred_checks::{CheckResults, DeferredChecks};
 use super::device;
 use super::draws::Draws;
 use super::fixed_draws::FixedDraws;
+use super::finite::Check;
 use super::index_errors;
 use super::inputs::{self, Input};
 use super::kernels::{self, copy_into, scalar_number};
@@ -21,6 +22,7 @@ use super::observed::Observed;
 use super::recorder::Recorder;
 use super::specialization::{NodeForm, Specialization, SpecializationKey};
 use super::step::{Given, Step};
+use super::train_state::Weight;
 use super::transfers;
 use super::values::Values;
 use crate::place::Place;
@@ -30,7 +32,7 @@ use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::{DeviceKind, Effect};
-use ckpt_passes::ir::{Def, Graph, Id, Ty, ValueId};
+use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant, Ty, ValueId};
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,6 +59,7 @@ pub struct Program<'g> {
     weight_bytes: u64,
     /// Slots of inputs and results, which are empty between runs.
     passing: Vec<usize>,
+    check: Check,
     pub(super) values: RefCell<Values>,
     specialization: RefCell<Option<Rc<Specialization>>>,
     pub(super) captures: RefCell<Captures>,
@@ -106,6 +109,13 @@ pub(super) fn cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Returns a weight whose bytes are there.
+fn weight(name: &str, constant: &Constant) -> Result<Weight> {
+    constant.bytes().ok_or_else(|| convert::absent(name))?;
+    convert::kind(constant.dtype)?;
+    Ok(Weight::Constant(constant.clone()))
+}
+
 fn slot(id: ValueId) -> usize {
     Id::index(id)
 }
@@ -124,6 +134,18 @@ impl<'g> Program<'g> {
     /// # Errors
     /// As [`Program::new`]; a device that is not there or too small for the weights.
     pub fn at(graph: &'g Graph, place: Place) -> Result<Program<'g>> {
+        Program::with_weights(graph, place, &|_| None)
+    }
+
+    /// As [`Program::at`], with other tensors for some weights, by name. They are not copied where they lie at the place.
+    ///
+    /// # Errors
+    /// As [`Program::at`].
+    pub(super) fn with_weights(
+        graph: &'g Graph,
+        place: Place,
+        given: &dyn Fn(&str) -> Option<Tensor>,
+    ) -> Result<Program<'g>> {
         device::of(place).open()?;
         let mut values = Values::new(graph, place);
         let mut weight_bytes = 0;
@@ -131,7 +153,11 @@ impl<'g> Program<'g> {
             if let Def::Init(constant) = &value.def
                 && (!value.uses().is_empty() || graph.is_output(id))
             {
-                values.set_weight(slot(id), convert::tensor(&value.name, constant)?)?;
+                let weight = match given(&value.name) {
+                    Some(tensor) => Weight::Tensor(tensor),
+                    None => weight(&value.name, constant)?,
+                };
+                values.set_weight(slot(id), weight)?;
                 weight_bytes += round_up(constant.size_bytes(), place.granularity_bytes());
             }
         }
@@ -187,6 +213,7 @@ impl<'g> Program<'g> {
             outputs: outputs.collect(),
             weight_bytes,
             passing,
+            check: Check::default(),
             values: RefCell::new(values),
             specialization: RefCell::new(None),
             captures: RefCell::default(),
@@ -263,23 +290,21 @@ impl<'g> Program<'g> {
         *self.specialization.get_mut() = None;
     }
 
-    /// Replaces a weight for this program.
+    /// Replaces a weight for this program. Bytes that are mapped stay mapped until they are copied for a run.
     ///
     /// # Errors
     /// The shape or element type differs from the model's.
-    pub fn override_weight(&mut self, id: ValueId, tensor: Tensor) -> Result<()> {
+    pub fn override_weight(&mut self, id: ValueId, constant: &Constant) -> Result<()> {
         let value = self.graph.value(id);
-        let ty = value.ty();
-        let found = (convert::dtype(tensor.kind()), tensor.size());
-        if found.0 != Some(ty.dtype) || Some(found.1.clone()) != ty.static_dims() {
-            return Err(
-                Error::usage("input", format!("`{}` cannot take this tensor", value.name))
-                    .expected(ty.to_string())
-                    .found(format!("{:?}{:?}", tensor.kind(), tensor.size())),
-            );
+        if constant.ty() != *value.ty() {
+            let what = format!("`{}` cannot take this tensor", value.name);
+            return Err(Error::usage("input", what)
+                .expected(value.ty().to_string())
+                .found(constant.ty().to_string()));
         }
         self.captures.get_mut().forget();
-        self.values.get_mut().set_weight(slot(id), tensor)
+        let weight = weight(&value.name, constant)?;
+        self.values.get_mut().set_weight(slot(id), weight)
     }
 
     /// Sets whether a run starts from the parameters and optimizer states that the last one left. The next run starts
@@ -288,13 +313,73 @@ impl<'g> Program<'g> {
         self.values.borrow_mut().train_state.go_on(wanted);
     }
 
+    /// Returns zeros of an optimizer state's type that take no memory, for a first run; `None` for any other input.
+    pub(super) fn first_state(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some(input) = self.inputs.iter().find(|i| i.name == name) else {
+            return Ok(None);
+        };
+        let is_state = self.values.borrow().train_state.is_written(input.slot);
+        let Some(dims) = input.ty.static_dims().filter(|_| is_state) else {
+            return Ok(None);
+        };
+        let options = (convert::kind(input.ty.dtype)?, tch::Device::Cpu);
+        let zero =
+            Tensor::f_zeros([1], options).and_then(|zero| zero.f_reshape(vec![1; dims.len()]));
+        let zeros = zero.and_then(|zero| zero.f_expand(&dims, false));
+        zeros.map(Some).map_err(|e| convert::tch_error(&e))
+    }
+
+    /// Returns the parameters and optimizer states that the last run left, by name, if runs go on from them
+    /// ([`Program::go_on`]).
+    pub fn state(&self) -> BTreeMap<String, Tensor> {
+        let values = self.values.borrow();
+        let kept = values.train_state.kept();
+        let written = self.graph.values();
+        let written = written.filter_map(|(id, value)| {
+            Some((value.name.clone(), kept.get(&slot(id))?.shallow_clone()))
+        });
+        written.collect()
+    }
+
+    /// Returns the tensor of a weight or state, as it is between two runs.
+    ///
+    /// # Errors
+    /// A weight whose file is absent.
+    pub(super) fn weight(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some(id) = self.graph.find_value(name) else {
+            return Ok(None);
+        };
+        let slot = slot(id);
+        let values = self.values.borrow();
+        let kept = values.train_state.kept().get(&slot);
+        if let Some(tensor) = kept.or(values.tensors[slot].as_ref()) {
+            return Ok(Some(tensor.shallow_clone()));
+        }
+        match (values.train_state.given(slot), &self.graph.value(id).def) {
+            (Some(given), _) => given.tensor().map(Some),
+            (None, Def::Init(constant)) => convert::tensor(name, constant).map(Some),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// Sets what a run on the host checks after each node.
+    pub(super) fn check(&mut self, check: Check) {
+        self.check = match device::of(self.place).is_host() {
+            true => check,
+            false => Check::Nothing,
+        };
+    }
+
     /// Returns the program compiled for inputs of these sizes. It is kept until inputs have other sizes.
     ///
     /// # Errors
     /// An input that is missing or does not fit its type; a size that has no number.
     pub fn specialization(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Rc<Specialization>> {
         let dims = inputs::bind(&self.inputs, inputs)?.into_iter().collect();
-        let row_major = self.inputs.iter().all(|i| inputs[&i.name].is_contiguous());
+        // Copies that a run overwrites are row-major, whatever they are copies of.
+        let row_major = self.inputs.iter().all(|i| {
+            inputs[&i.name].is_contiguous() || self.values.borrow().train_state.is_written(i.slot)
+        });
         let key = SpecializationKey { dims, row_major };
         let mut kept = self.specialization.borrow_mut();
         if let Some(specialization) = &*kept
@@ -374,6 +459,10 @@ impl<'g> Program<'g> {
         };
         // Whatever became of the run, none of its transfers is under way afterwards.
         drop(values.transfers.finish());
+        if done.is_err() {
+            let values = &mut *values;
+            values.train_state.recover(&values.tensors);
+        }
         values.clear(&self.passing);
         done
     }
@@ -525,6 +614,7 @@ impl<'g> Program<'g> {
                 .try_for_each(|s| values.transfers.finish_fetch(*s));
             arrived
                 .and_then(|()| step.run(form, given, values, &mut observed))
+                .and_then(|()| self.check.after(step, values, self.graph))
                 .map_err(|e| index_errors::explained(self.graph, step.id, values, e))
                 .map_err(|e| e.at(self.graph.describe(step.id)))?;
             drop(offer);

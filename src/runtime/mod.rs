@@ -17,6 +17,7 @@ pub mod device;
 pub mod draws;
 pub mod executor;
 mod fixed_draws;
+mod finite;
 mod fused_updates;
 pub mod generated;
 mod index_errors;

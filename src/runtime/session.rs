@@ -3,17 +3,19 @@
 use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
+use super::finite::Check;
 use super::trace::Moment;
 use crate::attention::Attention;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
+use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::DeviceKind;
-use ckpt_passes::ir::{Graph, Tensor};
+use ckpt_passes::ir::{DType, Graph, Id, Tensor, ValueId};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -107,7 +109,7 @@ impl<'g> Session<'g> {
         program.pin_memory(true);
         for (id, value) in graph.inits() {
             if let Some(tensor) = weights.get(&value.name) {
-                program.override_weight(id, convert::tensor(&value.name, tensor)?)?;
+                program.override_weight(id, tensor)?;
             }
         }
         let mut session = Session {
@@ -145,6 +147,64 @@ impl<'g> Session<'g> {
         self.program.go_on(wanted);
     }
 
+    /// Opens a graph at the place of this session, on its weights as they are now: those of the same name are shared.
+    ///
+    /// # Errors
+    /// See [`Program::new`].
+    pub fn beside<'h>(&self, graph: &'h Graph, rng: Rng) -> Result<Session<'h>> {
+        // A weight that this session has not loaded is read from the graph.
+        let weight = |name: &str| self.program.weight(name).ok().flatten();
+        let mut program = Program::with_weights(graph, self.program.place(), &weight)?;
+        program.draw_by(rng);
+        Ok(Session {
+            program,
+            goes_on: false,
+            watched: BTreeSet::new(),
+            workspace_bytes: Cell::new(self.workspace_bytes.get()),
+            resident_before: self.resident_before,
+        })
+    }
+
+    /// Returns names and types of the parameters and optimizer states that the last step left. Empty unless steps go on
+    /// ([`Session::go_on`]).
+    ///
+    /// # Errors
+    /// `bug[run]` for a tensor of a type that we have no name for.
+    pub fn state(&self) -> Result<Vec<(String, DType, Vec<u64>)>> {
+        let state = self.program.state().into_iter();
+        let entry = |(name, tensor): (String, tch::Tensor)| {
+            let dims = tensor.size().into_iter().map(|d| d as u64).collect();
+            Ok((element_type(&name, &tensor)?, dims)).map(|(dtype, dims)| (name, dtype, dims))
+        };
+        state.map(entry).collect()
+    }
+
+    /// Calls `look` with the bytes of a weight or optimizer state, as the last step left it. On the CPU they are lent, from a
+    /// device they are copied.
+    ///
+    /// # Errors
+    /// No such tensor; the device fails.
+    pub fn look<T>(&self, name: &str, look: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        let tensor = self.program.weight(name)?;
+        let tensor = tensor.ok_or_else(|| Error::bug("run", format!("there is no `{name}`")))?;
+        let tensor = device::moved(tensor, Place::Cpu)?;
+        bytes::look(&tensor, look).map_err(torch_error)
+    }
+
+    /// Makes steps end at a node that makes NaN or an infinity in one of these values. On the CPU only.
+    pub fn expect_finite(&mut self, values: &BTreeSet<ValueId>) {
+        let slots = values.iter().map(|id| Id::index(*id)).collect();
+        self.program.check(Check::Finite(slots));
+    }
+
+    /// Runs a step and returns the error of the first node that makes NaN or infinities of finite numbers; `None` if no
+    /// node does. On the CPU only. No step should follow.
+    pub fn blame(&mut self, inputs: &BTreeMap<String, Tensor>) -> Option<Box<Error>> {
+        self.program.check(Check::Blame(RefCell::default()));
+        let failed = self.step(inputs, &|_| false).err();
+        failed.filter(|e| e.kind() == Kind::Verification)
+    }
+
     /// Sets the outputs that are checked for numbers that are not finite, after each step; none by default.
     pub fn watch(&mut self, outputs: BTreeSet<String>) {
         self.watched = outputs;
@@ -155,7 +215,7 @@ impl<'g> Session<'g> {
     /// # Errors
     /// See [`Program::run`].
     pub fn warm_up(&self, inputs: &BTreeMap<String, Tensor>) -> Result<()> {
-        self.step(inputs, false)?;
+        self.step(inputs, &|_| false)?;
         self.program.go_on(self.goes_on);
         Ok(())
     }
@@ -223,7 +283,8 @@ impl<'g> Session<'g> {
             .collect()
     }
 
-    /// Converts the graph's inputs to libtorch's tensors.
+    /// Converts the graph's inputs to libtorch's tensors. Where steps go on, optimizer states that are not given are those of
+    /// the last step, and zeros before the first.
     fn given(&self, inputs: &BTreeMap<String, Tensor>) -> Result<BTreeMap<String, tch::Tensor>> {
         let mut given = BTreeMap::new();
         for (name, _) in self.program.inputs() {
@@ -231,6 +292,23 @@ impl<'g> Session<'g> {
                 given.insert(name.to_string(), convert::tensor(name, tensor)?);
             }
         }
+        let mut left = match self.goes_on {
+            true => self.program.state(),
+            false => return Ok(given),
+        };
+        let mut missing = Vec::new();
+        for (name, _) in self
+            .program
+            .inputs()
+            .filter(|(n, _)| !inputs.contains_key(*n))
+        {
+            let state = match left.remove(name) {
+                None => self.program.first_state(name)?,
+                left => left,
+            };
+            missing.extend(state.map(|state| (name.to_string(), state)));
+        }
+        given.extend(missing);
         Ok(given)
     }
 
@@ -239,15 +317,18 @@ impl<'g> Session<'g> {
     /// # Errors
     /// See [`Program::run`].
     pub fn run(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Measured> {
-        self.step(inputs, true)
+        self.step(inputs, &|_| true)
     }
 
-    /// As [`Session::run`]; without `outputs` they are dropped when the run ends.
+    /// As [`Session::run`]; returns only the outputs that `wanted` names, and drops others when the run ends.
     ///
     /// # Errors
     /// See [`Program::run`].
-    pub fn step(&self, inputs: &BTreeMap<String, Tensor>, outputs: bool) -> Result<Measured> {
-        let wanted = outputs;
+    pub fn step(
+        &self,
+        inputs: &BTreeMap<String, Tensor>,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<Measured> {
         let given = self.given(inputs)?;
         let place = self.program.place();
         let specialization = self.program.specialization(&given)?;
@@ -268,14 +349,9 @@ impl<'g> Session<'g> {
             }
         }
         let mut outputs = BTreeMap::new();
-        for (name, tensor) in run.outputs.iter().filter(|_| wanted) {
+        for (name, tensor) in run.outputs.iter().filter(|(name, _)| wanted(name)) {
             let tensor = device::moved(tensor.contiguous(), Place::Cpu)?;
-            let dtype = convert::dtype(tensor.kind()).ok_or_else(|| {
-                Error::bug(
-                    "run",
-                    format!("output `{name}` has kind {:?}", tensor.kind()),
-                )
-            })?;
+            let dtype = element_type(name, &tensor)?;
             let dims: Vec<u64> = tensor.size().iter().map(|d| *d as u64).collect();
             let content = bytes::read(&tensor).map_err(torch_error)?;
             outputs.insert(name.clone(), Tensor::new(dtype, dims, content));
@@ -310,6 +386,13 @@ impl<'g> Session<'g> {
             is_replayed: run.is_replayed,
         })
     }
+}
+
+fn element_type(name: &str, tensor: &tch::Tensor) -> Result<DType> {
+    convert::dtype(tensor.kind()).ok_or_else(|| {
+        let what = format!("output `{name}` has kind {:?}", tensor.kind());
+        Error::bug("run", what)
+    })
 }
 
 /// Returns whether no element is NaN or an infinity.

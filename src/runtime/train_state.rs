@@ -7,21 +7,37 @@
 //! A replayed step reads and writes the addresses of its capture. For it, inputs and copies stay at fixed addresses
 //! ([`TrainState::stay`]), and given values are copied there.
 
+use super::convert;
 use super::device;
 use super::kernels::{copy_into, empty};
 use crate::place::Place;
-use ckpt_passes::ir::{Def, Graph, Id};
+use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use tch::Tensor;
+
+/// A weight as it was given.
+pub(super) enum Weight {
+    Tensor(Tensor),
+    Constant(Constant),
+}
+
+impl Weight {
+    pub(super) fn tensor(&self) -> Result<Tensor> {
+        match self {
+            Weight::Tensor(tensor) => Ok(tensor.shallow_clone()),
+            Weight::Constant(constant) => convert::tensor("a weight", constant),
+        }
+    }
+}
 
 /// The state of training, by slot.
 #[derive(Default)]
 pub(super) struct TrainState {
     /// The overwritten values, each with the result that overwrites it.
     updates: BTreeMap<usize, usize>,
-    /// The overwritten weights, as they were given.
-    weights: BTreeMap<usize, Tensor>,
+    /// The overwritten weights, as they were given: bytes that are mapped stay mapped.
+    weights: BTreeMap<usize, Weight>,
     goes_on: bool,
     /// The copies that the last run left, if the next run continues from them.
     kept: BTreeMap<usize, Tensor>,
@@ -53,20 +69,40 @@ impl TrainState {
         self.updates.contains_key(&slot)
     }
 
+    /// Returns the copies that the last run left, by slot.
+    pub(super) fn kept(&self) -> &BTreeMap<usize, Tensor> {
+        &self.kept
+    }
+
+    /// Returns an overwritten weight as it was given.
+    pub(super) fn given(&self, slot: usize) -> Option<&Weight> {
+        self.weights.get(&slot)
+    }
+
+    /// Keeps what a run that failed left in `tensors`. No value has changed if no update had run.
+    pub(super) fn recover(&mut self, tensors: &[Option<Tensor>]) {
+        let left = self.updates.iter().filter(|_| self.goes_on);
+        let left = left.filter_map(|(old, new)| {
+            let tensor = tensors[*old].as_ref().or(tensors[*new].as_ref())?;
+            Some((*old, tensor.shallow_clone()))
+        });
+        self.kept.extend(left);
+    }
+
     /// Stores a weight that is overwritten; returns any other.
-    pub(super) fn take_weight(&mut self, slot: usize, tensor: Tensor) -> Option<Tensor> {
+    pub(super) fn take_weight(&mut self, slot: usize, weight: Weight) -> Option<Weight> {
         if !self.is_written(slot) {
-            return Some(tensor);
+            return Some(weight);
         }
         self.kept.remove(&slot);
-        self.weights.insert(slot, tensor);
+        self.weights.insert(slot, weight);
         None
     }
 
     /// Returns an input at the place of the run; as a copy if it is overwritten.
     pub(super) fn input(&mut self, slot: usize, given: &Tensor, place: Place) -> Result<Tensor> {
         match self.is_written(slot) {
-            true => self.own(slot, given, place),
+            true => self.own(slot, || Ok(given.shallow_clone()), place),
             false if self.places.is_some() => self.placed(slot, given, place),
             false => device::moved(given.shallow_clone(), place),
         }
@@ -117,12 +153,17 @@ impl TrainState {
     }
 
     /// Returns the copy to overwrite, for a run that is given `source`.
-    fn own(&mut self, slot: usize, source: &Tensor, place: Place) -> Result<Tensor> {
+    fn own(
+        &mut self,
+        slot: usize,
+        source: impl FnOnce() -> Result<Tensor>,
+        place: Place,
+    ) -> Result<Tensor> {
         if let Some(kept) = self.kept.remove(&slot) {
             self.hold(slot, &kept);
             return Ok(kept);
         }
-        self.placed(slot, source, place)
+        self.placed(slot, &source()?, place)
     }
 
     /// Sets the copies of overwritten weights.
@@ -133,7 +174,7 @@ impl TrainState {
     ) -> Result<()> {
         let weights = std::mem::take(&mut self.weights);
         let mut own = weights.iter().map(|(slot, weight)| {
-            tensors[*slot] = Some(self.own(*slot, weight, place)?);
+            tensors[*slot] = Some(self.own(*slot, || weight.tensor(), place)?);
             Ok(())
         });
         let done = own.try_for_each(|done| done);

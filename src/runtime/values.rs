@@ -7,7 +7,7 @@ use super::draws::Draws;
 use super::fixed_draws::FixedDraws;
 use super::kernels::{copy_into, empty};
 use super::swap_store::SwapStore;
-use super::train_state::TrainState;
+use super::train_state::{TrainState, Weight};
 use super::transfers::Transfers;
 use crate::place::Place;
 use ckpt_passes::ir::Graph;
@@ -101,9 +101,9 @@ impl Values {
     }
 
     /// Sets a weight. A weight that runs overwrite is copied before each run.
-    pub fn set_weight(&mut self, slot: usize, tensor: Tensor) -> Result<()> {
-        let rest = self.train_state.take_weight(slot, tensor);
-        rest.map_or(Ok(()), |tensor| self.set(slot, tensor))
+    pub fn set_weight(&mut self, slot: usize, weight: Weight) -> Result<()> {
+        let rest = self.train_state.take_weight(slot, weight);
+        rest.map_or(Ok(()), |weight| self.set(slot, weight.tensor()?))
     }
 
     /// Sets a value, on the device where the program runs. The host keeps a copy of small integer values that it

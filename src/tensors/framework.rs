@@ -4,8 +4,11 @@
 //! states carry the initializer's name and layout. Whoever loads them into the framework needs its own.
 
 use super::Tensors;
+use ckpt_passes::Result;
 use ckpt_passes::analysis::gradients::framework_names;
-use ckpt_passes::ir::{Graph, Tensor};
+use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::ir::{DType, Graph, Tensor};
+use std::collections::BTreeSet;
 
 /// Renames tensors that are called after an initializer (`val_39.grad`, `val_39.updated`) by the first of the framework's
 /// names (`fc.weight.grad`), and transposes those whose initializer is a transpose. Other tensors stay as they are.
@@ -26,16 +29,86 @@ fn transposed(tensor: &Tensor) -> Option<Tensor> {
     let [rows, columns] = tensor.dims.as_slice() else {
         return None;
     };
-    let (bytes, size) = (tensor.bytes()?, tensor.dtype.size_bytes() as usize);
-    let (m, n) = (*rows as usize, *columns as usize);
+    let dims = [*columns, *rows];
+    let turned = transposed_bytes(&dims, tensor.dtype, tensor.bytes()?);
+    Some(Tensor::new(tensor.dtype, dims, turned))
+}
+
+/// Returns the contents of a matrix of these dims, of which `bytes` are the transpose.
+pub fn transposed_bytes(dims: &[u64], dtype: DType, bytes: &[u8]) -> Vec<u8> {
+    let &[rows, columns] = dims else {
+        return bytes.to_vec();
+    };
+    let (rows, columns, size) = (rows as usize, columns as usize, dtype.size_bytes() as usize);
     let mut turned = Vec::with_capacity(bytes.len());
-    for column in 0..n {
-        for row in 0..m {
-            let at = (row * n + column) * size;
-            turned.extend_from_slice(bytes.get(at..at + size)?);
+    for row in 0..rows {
+        for column in 0..columns {
+            let at = (column * rows + row) * size;
+            turned.extend_from_slice(&bytes[at..at + size]);
         }
     }
-    Some(Tensor::new(tensor.dtype, [*columns, *rows], turned))
+    turned
+}
+
+/// A parameter as the framework has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateEntry {
+    /// The framework's name.
+    pub name: String,
+    /// The initializer that holds it.
+    pub initializer: String,
+    /// The initializer is its transpose.
+    pub transposed: bool,
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes in the framework.
+    pub dims: Vec<u64>,
+}
+
+/// The parameters of a graph as the framework has them.
+#[derive(Clone, Debug, Default)]
+pub struct StateDict {
+    /// Each parameter; a tied weight under all of its names.
+    pub entries: Vec<StateEntry>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Returns the parameters of a graph as the framework has them.
+///
+/// # Errors
+/// See [`parameters`].
+pub fn state_dict(graph: &Graph) -> Result<StateDict> {
+    let mut dict = StateDict::default();
+    let mut folded = BTreeSet::new();
+    for parameter in parameters(graph, &Selection::default())? {
+        let value = graph.value(parameter.value);
+        folded.extend(parameter.folded_from.iter().cloned());
+        let Some(tensor) = value.tensor() else {
+            continue;
+        };
+        let mut dims = tensor.dims.clone();
+        if parameter.transposed {
+            dims.reverse();
+        }
+        for name in std::iter::once(&parameter.name).chain(&parameter.aliases) {
+            dict.entries.push(StateEntry {
+                name: name.clone(),
+                initializer: value.name.clone(),
+                transposed: parameter.transposed,
+                dtype: tensor.dtype,
+                dims: dims.clone(),
+            });
+        }
+    }
+    if !folded.is_empty() {
+        let names: Vec<&str> = folded.iter().map(String::as_str).collect();
+        dict.notes.push(format!(
+            "the exporter computed other weights from these parameters, which are not written: {}",
+            names.join(", ")
+        ));
+    }
+    Ok(dict)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Source: NumPy Enhancement Proposal 1, versions 1.0 to 3.0.
 
+use bytes::Bytes;
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 
@@ -16,8 +17,31 @@ fn bad(what: impl Into<String>) -> Box<Error> {
 /// Reads one array.
 ///
 /// # Errors
-/// A damaged header, an element type we do not have, big-endian content, a length that the shape does not explain.
+/// As [`view`].
 pub fn read(bytes: &[u8]) -> Result<Tensor> {
+    let (dtype, dims, content, fortran) = parse(bytes)?;
+    let content = match fortran {
+        true => row_major(content, dtype, &dims),
+        false => content.to_vec(),
+    };
+    Ok(Tensor::new(dtype, dims, content))
+}
+
+/// Returns one array as a slice of mapped bytes. A column-major one is copied.
+///
+/// # Errors
+/// A damaged header, an element type we do not have, big-endian content, a length that the shape does not explain.
+pub fn view(bytes: &Bytes) -> Result<Tensor> {
+    let (dtype, dims, content, fortran) = parse(bytes)?;
+    let content = match fortran {
+        true => row_major(content, dtype, &dims).into(),
+        false => bytes.slice_ref(content),
+    };
+    Ok(Tensor::new(dtype, dims, content))
+}
+
+/// Returns element type, shape and content of an array, and whether it is column-major.
+fn parse(bytes: &[u8]) -> Result<(DType, Vec<u64>, &[u8], bool)> {
     let rest = bytes
         .strip_prefix(MAGIC)
         .ok_or_else(|| bad("this is not an npy array"))?;
@@ -42,12 +66,8 @@ pub fn read(bytes: &[u8]) -> Result<Tensor> {
     if dtype == DType::Bool && content.iter().any(|b| *b > 1) {
         return Err(bad("a boolean that is neither 0 nor 1"));
     }
-    let content = if fortran && dims.len() > 1 {
-        row_major(content, dtype, &dims)
-    } else {
-        content.to_vec()
-    };
-    Ok(Tensor::new(dtype, dims, content))
+    let is_turned = fortran && dims.len() > 1;
+    Ok((dtype, dims, content, is_turned))
 }
 
 /// Parses the dictionary of the header: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`.

@@ -2,6 +2,7 @@
 
 use super::named::{Tensors, content};
 use super::npy;
+use bytes::Bytes;
 use ckpt_passes::{Error, Result};
 use std::io::{Cursor, Read, Write};
 use zip::write::SimpleFileOptions;
@@ -23,18 +24,50 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for i in 0..archive.len() {
         let entry = archive.by_index(i).map_err(bad)?;
-        let name = entry
-            .name()
-            .strip_suffix(".npy")
-            .unwrap_or(entry.name())
-            .to_string();
-        let limit = (bytes.len() as u64).saturating_mul(MAX_RATIO);
+        let name = array_name(entry.name());
         let mut array = Vec::new();
-        entry.take(limit).read_to_end(&mut array).map_err(bad)?;
+        entry
+            .take(limit(bytes))
+            .read_to_end(&mut array)
+            .map_err(bad)?;
         let tensor = npy::read(&array).map_err(|e| e.at(format!("array `{name}`")))?;
         tensors.insert(name, tensor);
     }
     Ok(tensors)
+}
+
+/// Returns all arrays of an archive. Those that are not compressed are slices of the mapped bytes, and their checksums are
+/// not computed; others are given to `unpack`.
+///
+/// # Errors
+/// A damaged archive, an array that [`npy::view`] refuses, or what `unpack` refuses.
+pub fn view(bytes: &Bytes, unpack: impl Fn(&mut dyn Read) -> Result<Bytes>) -> Result<Tensors> {
+    let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(bad)?;
+    let mut tensors = Tensors::new();
+    for i in 0..archive.len() {
+        let entry = archive.by_index(i).map_err(bad)?;
+        let name = array_name(entry.name());
+        let begin = entry.data_start().and_then(|at| usize::try_from(at).ok());
+        let span = begin.and_then(|b| Some(b..b.checked_add(usize::try_from(entry.size()).ok()?)?));
+        let array = match span.filter(|_| entry.compression() == CompressionMethod::Stored) {
+            Some(span) if span.end <= bytes.len() => bytes.slice(span),
+            Some(_) => return Err(bad(format!("array `{name}` is cut off"))),
+            None => unpack(&mut entry.take(limit(bytes)))?,
+        };
+        let tensor = npy::view(&array).map_err(|e| e.at(format!("array `{name}`")))?;
+        tensors.insert(name, tensor);
+    }
+    Ok(tensors)
+}
+
+/// Returns the name of an array by that of its file in the archive.
+fn array_name(file: &str) -> String {
+    file.strip_suffix(".npy").unwrap_or(file).to_string()
+}
+
+/// Returns more bytes than an array of the archive can have.
+fn limit(archive: &[u8]) -> u64 {
+    (archive.len() as u64).saturating_mul(MAX_RATIO)
 }
 
 /// Writes an archive of uncompressed arrays.

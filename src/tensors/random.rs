@@ -6,6 +6,7 @@
 
 use super::feed::Feed;
 use super::named::Tensors;
+use crate::rng::mix;
 use ckpt_passes::Result;
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, Sizes, planned_sizes};
@@ -89,7 +90,7 @@ pub fn inputs(graph: &Graph, dims: &[(String, i64)], seed: u64) -> Result<Tensor
 }
 
 /// Returns one more than the largest valid index, for each integer input that is used as an index.
-fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
+pub fn index_bounds(graph: &Graph, sizes: &Sizes) -> BTreeMap<ValueId, i64> {
     let mut bounds = BTreeMap::new();
     for input in graph
         .inputs()
@@ -156,10 +157,7 @@ impl Source {
 
     fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        mix(self.state)
     }
 
     /// Returns a multiple of 2⁻²³ (exact in float32), uniform in [-1, 1). Squares are its magnitude, learning rates a 128th of

@@ -1,10 +1,14 @@
 //! The safetensors format, which supports bfloat16.
 
 use super::named::{Tensors, content};
-use ::safetensors::tensor::TensorView;
+use ::safetensors::tensor::{Metadata, TensorInfo};
 use ::safetensors::{Dtype, SafeTensors};
+use bytes::Bytes;
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::io::{self, Write};
 
 fn ours(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|d| theirs(*d) == dtype)
@@ -28,11 +32,11 @@ fn theirs(dtype: DType) -> Dtype {
     }
 }
 
-/// Reads all tensors.
+/// Reads all tensors. Their contents stay where they are.
 ///
 /// # Errors
 /// A damaged file, or an element type we do not have.
-pub fn read(bytes: &[u8]) -> Result<Tensors> {
+pub fn read(bytes: &Bytes) -> Result<Tensors> {
     let bad = |e: ::safetensors::SafeTensorError| {
         Error::usage("safetensors", format!("the file is damaged: {e}"))
     };
@@ -55,10 +59,73 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
         let dims: Vec<u64> = view.shape().iter().map(|d| *d as u64).collect();
         tensors.insert(
             name.to_string(),
-            Tensor::new(dtype, dims, view.data().to_vec()),
+            Tensor::new(dtype, dims, bytes.slice_ref(view.data())),
         );
     }
     Ok(tensors)
+}
+
+/// Alignment of the contents in a written file. libtorch takes mapped bytes that are aligned so without a copy.
+const ALIGNMENT_BYTES: usize = 64;
+
+/// A tensor to write, without its contents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name in the file.
+    pub name: String,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its sizes.
+    pub dims: Vec<u64>,
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        self.dims.iter().product::<u64>() as usize * self.dtype.size_bytes() as usize
+    }
+}
+
+/// Writes a file to `out`. `content` writes the contents of one entry, and is called once for each.
+///
+/// # Errors
+/// A name that is given twice; errors of `out` and `content`.
+pub fn stream(
+    out: &mut dyn Write,
+    mut entries: Vec<Entry>,
+    content: &mut dyn FnMut(&Entry, &mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    // Contents follow each other without gaps, so those that end at a multiple of the alignment come first.
+    let is_odd = |entry: &Entry| !entry.bytes().is_multiple_of(ALIGNMENT_BYTES);
+    entries.sort_by(|a, b| {
+        let key = |e: &Entry| (is_odd(e), Reverse(e.dtype.size_bytes()));
+        key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+    });
+    let mut infos = Vec::with_capacity(entries.len());
+    let mut end = 0;
+    for entry in &entries {
+        let (from, dims) = (end, entry.dims.iter());
+        end += entry.bytes();
+        let info = TensorInfo {
+            dtype: theirs(entry.dtype),
+            shape: dims.map(|d| *d as usize).collect(),
+            data_offsets: (from, end),
+        };
+        infos.push((entry.name.clone(), info));
+    }
+    let names: BTreeSet<&str> = entries.iter().map(|e| e.name.as_str()).collect();
+    if names.len() < entries.len() {
+        return Err(io::Error::other("two tensors have the same name"));
+    }
+    let header = Metadata::new(None, infos).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&header)?;
+    let length = size_of::<u64>();
+    header.resize(
+        (header.len() + length).next_multiple_of(ALIGNMENT_BYTES) - length,
+        b' ',
+    );
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)?;
+    entries.iter().try_for_each(|entry| content(entry, out))
 }
 
 /// Writes all tensors as one file.
@@ -66,15 +133,22 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
 /// # Errors
 /// A tensor whose content is missing.
 pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
-    let failed = |e: ::safetensors::SafeTensorError| Error::bug("safetensors", e.to_string());
-    let mut views = Vec::new();
+    let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
-        let dims = tensor.dims.iter().map(|d| *d as usize).collect();
-        let view =
-            TensorView::new(theirs(tensor.dtype), dims, content(name, tensor)?).map_err(failed)?;
-        views.push((name.as_str(), view));
+        content(name, tensor)?;
+        entries.push(Entry {
+            name: name.clone(),
+            dtype: tensor.dtype,
+            dims: tensor.dims.clone(),
+        });
     }
-    ::safetensors::serialize(views, None).map_err(failed)
+    let mut file = Vec::new();
+    let written = stream(&mut file, entries, &mut |entry, out| {
+        let bytes = tensors.get(&entry.name).and_then(Tensor::bytes);
+        bytes.map_or(Ok(()), |bytes| out.write_all(bytes))
+    });
+    written.map_err(|e| Error::bug("safetensors", e.to_string()))?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -90,10 +164,27 @@ mod tests {
                 .collect::<Vec<u8>>();
             tensors.insert(dtype.to_string(), Tensor::new(dtype, [2, 1], content));
         }
-        let bytes = write(&tensors).unwrap();
+        let bytes = Bytes::from(write(&tensors).unwrap());
         assert_eq!(read(&bytes).unwrap(), tensors);
         for end in [0, 7, 40, bytes.len() - 1] {
-            assert_eq!(read(&bytes[..end]).unwrap_err().exit_code(), 2);
+            assert_eq!(read(&bytes.slice(..end)).unwrap_err().exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn large_contents_are_aligned() {
+        let tensor = |n: u64| Tensor::new(DType::F32, [n], vec![1u8; 4 * n as usize]);
+        let sizes = [("a", 1), ("b", 64), ("c", 16), ("d", 3)];
+        let tensors: Tensors = sizes
+            .iter()
+            .map(|(name, n)| (name.to_string(), tensor(*n)))
+            .collect();
+        let bytes = Bytes::from(write(&tensors).unwrap());
+        let read = read(&bytes).unwrap();
+        assert_eq!(read, tensors);
+        for name in ["b", "c"] {
+            let at = read[name].bytes().unwrap().as_ptr() as usize - bytes.as_ptr() as usize;
+            assert!(at.is_multiple_of(ALIGNMENT_BYTES), "{name} is at {at}");
         }
     }
 }

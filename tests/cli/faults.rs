@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Has the system refuse the process more of a resource than `most`.
-fn limited(mut command: Command, resource: libc::__rlimit_resource_t, most: u64) -> Command {
+pub fn limited(mut command: Command, resource: libc::__rlimit_resource_t, most: u64) -> Command {
     // SAFETY: only calls that may stand between fork and exec.
     unsafe {
         command.pre_exec(move || {

@@ -22,7 +22,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const EXECUTING: [&str; 5] = ["run", "verify", "calibrate", "profile", "overhead"];
+const EXECUTING: [&str; 6] = ["train", "run", "verify", "calibrate", "profile", "overhead"];
 const WRITTEN_AFTER: [&str; 4] = ["-o", "--outputs", "--certificate", "--trace"];
 
 /// First words of commands that may stand in `sh setup`.

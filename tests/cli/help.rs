@@ -12,6 +12,7 @@ const VERBS: &[&str] = &[
     "frontier",
     "explain",
     "diff",
+    "train",
     "run",
     "verify",
     "calibrate",
@@ -25,6 +26,8 @@ fn help_examples_run() {
     let dir = workplace();
     let traced = dir.path().join("traced.pt");
     std::fs::copy(command::fixture("exported", "block.pt"), traced).unwrap();
+    // Data of `train`: token 0, 256 times.
+    std::fs::write(dir.path().join("tokens.bin"), [0; 512]).unwrap();
     let runtime = if cfg!(feature = "torch") { 0 } else { 5 };
     let mut ran = 0;
     for verb in [""].iter().chain(VERBS) {
@@ -43,7 +46,7 @@ fn help_examples_run() {
                 .iter()
                 .any(|file| line.contains(file));
             let expected = match words[0] {
-                "run" | "verify" | "calibrate" | "profile" | "overhead" => runtime,
+                "train" | "run" | "verify" | "calibrate" | "profile" | "overhead" => runtime,
                 // The file that the example before this one has written, if it could.
                 _ if measured && runtime != 0 => 2,
                 _ => 0,

@@ -26,3 +26,5 @@ mod schemas;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+#[cfg(feature = "torch")]
+mod training;

@@ -172,6 +172,11 @@ fn what_is_run_is_as_published() {
     json(&run("model.onnx -o t.onnx --policy full --format json"));
     let ran = json(&run("run t.onnx --seed 1 --dim seq=8 --format json"));
     satisfies(&ran, "run-report.json");
+    std::fs::write(dir.path().join("tokens.bin"), [0; 256]).unwrap();
+    let trained = json(&run(
+        "train model.onnx --loss causal-lm --data tokens.bin --dim seq=8 --policy full --steps 2 --out tuned --format json",
+    ));
+    satisfies(&trained, "train-report.json");
     let proof = json(&run(
         "verify model.onnx t.onnx --dim seq=8 --certificate c.json --format json",
     ));

@@ -68,7 +68,7 @@ fn stays(what: &str, graph: &Graph, use_arena: bool) {
     let mut live = Vec::with_capacity(STEPS);
     let mut resident = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
-        let run = session.step(&inputs, false).unwrap();
+        let run = session.step(&inputs, &|_| false).unwrap();
         assert_eq!(run.peak_bytes, run.predicted_peak_bytes, "{what}");
         assert_eq!(
             run.outside_peak_bytes, run.predicted_outside_bytes,

@@ -7,7 +7,7 @@
 use crate::support::torch;
 
 use ckpt_opt::runtime::executor::Program;
-use ckpt_passes::ir::Graph;
+use ckpt_passes::ir::{DType, Graph, Tensor as Constant};
 use ckpt_passes::text;
 use ckpt_passes::transform::autodiff::autodiff;
 use ckpt_passes::transform::fuse::fuse;
@@ -88,7 +88,10 @@ fn run(
         let dims = graph.ty(id).static_dims().unwrap();
         tch::manual_seed(n as i64);
         let weight = Tensor::randn(dims, (Kind::Float, Device::Cpu)) * 0.5;
-        program.override_weight(id, weight).unwrap();
+        let bytes = ckpt_torch::bytes::read(&weight).unwrap();
+        let dims: Vec<u64> = weight.size().iter().map(|d| *d as u64).collect();
+        let weight = Constant::new(DType::F32, dims, bytes);
+        program.override_weight(id, &weight).unwrap();
     }
     (is_one, program.run(inputs).unwrap().outputs)
 }

@@ -1,6 +1,8 @@
 //! Tests of the libraries that need no libtorch: readers, ops, analyses, plans, and the rules of the repository.
 
 mod attention_patterns;
+#[cfg(feature = "torch")]
+mod data;
 mod exported_hostile;
 mod foreign;
 mod hostile;

@@ -200,6 +200,61 @@ fn transpose<const SIZE: usize>(source: &[u8], data: &mut [u8], (rows, columns):
     }
 }
 
+/// Returns whether no element of a CPU tensor is NaN or an infinity. Allocates nothing where the elements are dense, in any
+/// order of axes. True for kinds that have no such numbers.
+///
+/// # Errors
+/// `Refused` if the tensor is not on the CPU; libtorch fails.
+pub fn is_finite(tensor: &Tensor) -> Result<bool, TorchError> {
+    let check: fn(&[u8]) -> bool = match tensor.kind() {
+        Kind::Float => |bytes| {
+            let bits = |e: [u8; 4]| u32::from_le_bytes(e) & 0x7f80_0000;
+            below(bytes.as_chunks().0, bits, 0x7f80_0000)
+        },
+        Kind::BFloat16 => |bytes| {
+            let bits = |e: [u8; 2]| u16::from_le_bytes(e) & 0x7f80;
+            below(bytes.as_chunks().0, bits, 0x7f80)
+        },
+        Kind::Half => |bytes| {
+            let bits = |e: [u8; 2]| u16::from_le_bytes(e) & 0x7c00;
+            below(bytes.as_chunks().0, bits, 0x7c00)
+        },
+        Kind::Double => |bytes| {
+            let bits = |e: [u8; 8]| u64::from_le_bytes(e) & (0x7ff << 52);
+            below(bytes.as_chunks().0, bits, 0x7ff << 52)
+        },
+        _ => return Ok(true),
+    };
+    if tensor.is_contiguous() {
+        return look(tensor, check);
+    }
+    let mut axes: Vec<(i64, i64)> = tensor.stride().into_iter().zip(tensor.size()).collect();
+    axes.retain(|(_, size)| *size != 1);
+    axes.sort_unstable();
+    let mut elements = 1;
+    let is_dense = axes.iter().all(|(stride, size)| {
+        let follows = *stride == elements;
+        elements *= size;
+        follows
+    });
+    match is_dense {
+        true => look(&crate::view(tensor, &[elements], &[1])?, check),
+        false => look(&tensor.contiguous(), check),
+    }
+}
+
+/// Returns whether the bits of all elements are below `limit`. Has no branch for each element, so that it is vectorized.
+fn below<const SIZE: usize, W: Ord + Copy>(
+    elements: &[[u8; SIZE]],
+    bits: impl Fn([u8; SIZE]) -> W,
+    limit: W,
+) -> bool {
+    const PIECE: usize = 4096;
+    let is_below =
+        |piece: &[[u8; SIZE]]| piece.iter().fold(true, |all, e| all & (bits(*e) < limit));
+    elements.chunks(PIECE).all(is_below)
+}
+
 /// Changes the bytes of a contiguous CPU tensor in place. Nothing else may use its storage meanwhile.
 ///
 /// # Errors

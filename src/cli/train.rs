@@ -1,0 +1,164 @@
+//! `train`: trains a model on data, and writes its weights.
+
+use super::options::train::TrainArgs;
+use super::output::{print, print_json, warn};
+use super::progress;
+use super::steps::Steps;
+use ckpt_opt::train::data::{DataRequest, Packing, TokenType};
+use ckpt_opt::train::schedule::Schedule;
+use ckpt_opt::train::trainer::{Event, Length, TrainOptions, Trained, Trainer};
+use ckpt_opt::units::bytes;
+use ckpt_passes::{Error, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The exit code of a run that a signal ended.
+const INTERRUPTED: u8 = 130;
+
+/// Returns the exit code.
+pub fn run(args: &TrainArgs) -> Result<u8> {
+    let options = options(args);
+    let trainer = {
+        let _progress = progress::step("planning");
+        let given = args.step.training.source.given()?;
+        Trainer::load(&args.model, &given, &args.request()?)?
+    };
+    let is_shown = !args.console.is_json() && !args.console.quiet;
+    if let Some(summary) = trainer
+        .summary
+        .as_ref()
+        .filter(|_| is_shown && args.console.verbose)
+    {
+        print(&summary.human())?;
+    }
+    let mut steps: Option<Steps> = None;
+    let mut registered = Ok(());
+    let done = trainer.train(&options, &mut |event| match event {
+        Event::Begin { done, total } => {
+            registered = stop_on_signals(&options.stop);
+            steps = Some(Steps::new(done, total, args.console.verbose));
+        }
+        Event::Step(metrics) => {
+            if let Some(steps) = &mut steps {
+                steps.show(metrics);
+            }
+        }
+        Event::Warning(warning) => match &steps {
+            Some(steps) => steps.pause(|| warn(&[warning.to_string()])),
+            None => warn(&[warning.to_string()]),
+        },
+    });
+    drop(steps);
+    registered?;
+    let done = done?;
+    match args.console.is_json() {
+        true => print_json(&done)?,
+        false if !args.console.quiet => print(&human(&done))?,
+        false => {}
+    }
+    Ok(if done.is_interrupted { INTERRUPTED } else { 0 })
+}
+
+fn options(args: &TrainArgs) -> TrainOptions {
+    let wide = |n: usize| n as u64;
+    let data = |paths: &[PathBuf]| DataRequest {
+        paths: paths.to_vec(),
+        tokenizer: args.tokenizer.clone(),
+        chat_template: args.chat_template.clone(),
+        token_type: match args.token_type.as_str() {
+            "u32" => TokenType::U32,
+            _ => TokenType::U16,
+        },
+        packing: match args.packing.as_str() {
+            "pad" => Packing::Pad,
+            _ => Packing::Pack,
+        },
+        shuffle: args.shuffle,
+        drop_last: args.drop_last,
+        text_column: args.text_column.clone(),
+        ..DataRequest::default()
+    };
+    TrainOptions {
+        data: data(&args.data),
+        eval_data: (!args.eval_data.is_empty()).then(|| data(&args.eval_data)),
+        length: match args.steps {
+            Some(steps) => Length::Steps(wide(steps)),
+            None => Length::Epochs(args.epochs.map_or(1, wide)),
+        },
+        lr: args.lr,
+        schedule: Schedule {
+            shape: args.schedule,
+            warmup: args.warmup,
+        },
+        eval_every: args.eval_every.map(wide),
+        save_every: args.save_every.map(wide),
+        keep: args.keep,
+        resume: args.resume,
+        seed: args.seed,
+        out: args.out.clone(),
+        threads: args.on.threads,
+        place: args.on.device,
+        attention: args.kernels.attention,
+        offload_dir: args.offload_dir.clone(),
+        stop: Arc::default(),
+    }
+}
+
+/// Has the first SIGINT or SIGTERM set `stop`, and the second end the process.
+fn stop_on_signals(stop: &Arc<AtomicBool>) -> Result<()> {
+    let failed =
+        |e: std::io::Error| Error::environment("signal", format!("no handler for signals: {e}"));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_shutdown(signal, INTERRUPTED.into(), stop.clone())
+            .map_err(failed)?;
+        flag::register(signal, stop.clone()).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn human(done: &Trained) -> String {
+    let mut out = String::new();
+    let state = match done.is_interrupted {
+        true => format!(
+            "interrupted after step {} of {}",
+            done.steps, done.total_steps
+        ),
+        false => format!("trained {} steps", done.steps),
+    };
+    let _ = write!(
+        out,
+        "{state}: {} tokens, {:.1} s",
+        done.tokens, done.seconds
+    );
+    if let (Some(first), Some(last)) = (done.first_loss, done.last_loss) {
+        let _ = write!(out, ", loss {first:.4} -> {last:.4}");
+    }
+    out.push('\n');
+    if let (Some(loss), Some(perplexity)) = (done.eval_loss, done.perplexity) {
+        let _ = writeln!(
+            out,
+            "evaluation: loss {loss:.4}, perplexity {perplexity:.2}"
+        );
+    }
+    if done.peak_bytes > 0 {
+        let _ = writeln!(
+            out,
+            "peak {} measured, {} predicted",
+            bytes(done.peak_bytes),
+            bytes(done.predicted_peak_bytes)
+        );
+    }
+    if let Some(path) = &done.checkpoint {
+        let _ = writeln!(out, "checkpoint {}", path.display());
+    }
+    if let Some(path) = &done.model {
+        let _ = writeln!(out, "wrote {}", path.display());
+    } else {
+        let _ = writeln!(out, "go on with --resume");
+    }
+    out
+}

@@ -1,0 +1,27 @@
+//! Training end to end: data in, a curve going down, checkpoints, weights out.
+//!
+//! [`trainer`] is the loop. [`data`] makes batches from files, [`schedule`] learning rates, [`checkpoint`] what survives a
+//! crash, [`metrics`] one line for each step, [`events`] the same for TensorBoard, [`page`](mod@page) the curves, [`evaluation`] the
+//! loss on other data, [`weights`] what the framework loads.
+
+#[cfg(feature = "torch")]
+pub mod checkpoint;
+#[cfg(feature = "torch")]
+pub mod data;
+#[cfg(feature = "torch")]
+pub mod evaluation;
+#[cfg(feature = "torch")]
+mod events;
+#[cfg(feature = "torch")]
+mod identity;
+pub mod inputs;
+pub mod metrics;
+#[cfg(feature = "torch")]
+mod page;
+#[cfg(feature = "torch")]
+mod saver;
+pub mod schedule;
+#[cfg(feature = "torch")]
+pub mod trainer;
+#[cfg(feature = "torch")]
+pub mod weights;

@@ -1,0 +1,138 @@
+"""Compares `ckpt-opt train` with PyTorch's own training: weights after a step, and the curve.
+
+    python tools training --ckpt-opt BINARY [--steps 50]
+
+For each model of MODELS, on the same tokens in the same order and from the same weights:
+
+- one step of SGD and one of AdamW in float32: `model.safetensors` loads with `load_state_dict(strict=True)`, and each
+  parameter equals PyTorch's within 1e-5 of the tensor's largest element. The step of AdamW is judged where the gradient is
+  not rounding, because its first step depends on the sign alone;
+- a curve of AdamW with a cosine schedule and warm-up: the loss of each step within 1e-3, the learning rates equal.
+
+Needs tools/requirements-torch.txt. Exit code 0 if all agree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from fixtures.make import gpt2_model, llama_model
+from tools.lib import options
+from tools.lib.compiler import Compiler
+
+MODELS = {"gpt2": gpt2_model, "llama32": llama_model}
+BATCH, SEQUENCE, VOCABULARY, FIRST = 4, 16, 347, 3
+WEIGHT_TOLERANCE = 1e-5
+LOSS_TOLERANCE = 1e-3
+NOISE = 1e-6
+"""Gradients below this share of the largest one are rounding."""
+
+
+def tokens(steps: int) -> np.ndarray:
+    """Returns text-like tokens: each is likely to follow from the one before it. From 3 on: PyTorch's embedding has no
+    gradient for padding, which no exported graph can express."""
+    random = np.random.default_rng(1)
+    ids = [FIRST]
+    for _ in range(steps * BATCH * SEQUENCE - 1):
+        follows = random.random() < 0.7
+        next_id = FIRST + ids[-1] * 7 % (VOCABULARY - FIRST)
+        ids.append(next_id if follows else int(random.integers(FIRST, VOCABULARY)))
+    return np.array(ids, dtype=np.int32)
+
+
+def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=batch).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+
+def batches(ids: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(ids.astype(np.int64)).reshape(-1, BATCH, SEQUENCE)
+
+
+def train(compiler: Compiler, name: str, folder: Path, ids: np.ndarray, *more: str) -> Path:
+    """Trains a fixture on tokens in their order. Returns the folder of the run."""
+    np.save(folder / "tokens.npy", ids)
+    out = folder / "out"
+    compiler.call(
+        "train", options.FIXTURES / name / "model.onnx", "--data", folder / "tokens.npy", "--shuffle", "off", "--out", out,
+        "--loss", "causal-lm", "--dim", f"batch={BATCH}", "--dim", f"seq={SEQUENCE}", "--policy", "full", "--quiet", *more,
+    )  # fmt: skip
+    return out
+
+
+def compare_step(compiler: Compiler, name: str, optimizer: str, lr: float) -> float:
+    """Returns the largest difference of a parameter after one step, relative to its largest element."""
+    ids = tokens(1)
+    with tempfile.TemporaryDirectory() as folder:
+        out = train(compiler, name, Path(folder), ids, "--optimizer", optimizer, "--lr", str(lr), "--steps", "1")
+        loaded = MODELS[name]()
+        loaded.load_state_dict(load_file(out / "model.safetensors"), strict=True)
+    model = MODELS[name]()
+    make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+    steps = make(model.parameters(), lr=lr)
+    loss_of(model, batches(ids)[0]).backward()
+    steps.step()
+    worst = 0.0
+    for ours, theirs in zip(loaded.parameters(), model.parameters(), strict=True):
+        gradient = theirs.grad.abs()
+        judged = gradient > NOISE * gradient.max() if optimizer == "adamw" else torch.ones_like(gradient, dtype=bool)
+        difference = ((ours - theirs).abs() * judged).max() / theirs.abs().max()
+        worst = max(worst, difference.item())
+    return worst
+
+
+def compare_curve(compiler: Compiler, name: str, steps: int) -> tuple[float, float]:
+    """Returns the largest differences of a step's loss and learning rate."""
+    ids, lr, warmup = tokens(steps), 1e-2, steps // 10
+    with tempfile.TemporaryDirectory() as folder:
+        more = ("--optimizer", "adamw", "--lr", str(lr), "--schedule", "cosine", "--warmup", str(warmup), "--epochs", "1")
+        out = train(compiler, name, Path(folder), ids, *more)
+        metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == steps, f"{len(metrics)} steps instead of {steps}"
+    model = MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+
+    def factor(step: int) -> float:
+        """`get_cosine_schedule_with_warmup` of transformers."""
+        if step < warmup:
+            return step / max(1, warmup)
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    worst_loss = worst_rate = 0.0
+    for batch, step in zip(batches(ids), metrics, strict=True):
+        worst_rate = max(worst_rate, abs(step["lr"] - schedule.get_last_lr()[0]))
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        worst_loss = max(worst_loss, abs(step["loss"] - loss.item()))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    print(f"{name}: loss {metrics[0]['loss']:.3f} -> {metrics[-1]['loss']:.3f}, PyTorch {loss.item():.3f}")
+    return worst_loss, worst_rate
+
+
+def main() -> int:
+    parser = options.with_binary(__doc__)
+    parser.add_argument("--steps", type=int, default=50)
+    args = parser.parse_args()
+    compiler = Compiler(args.ckpt_opt)
+    failures = 0
+    for name in MODELS:
+        for optimizer, lr in (("sgd", 0.5), ("adamw", 1e-3)):
+            worst = compare_step(compiler, name, optimizer, lr)
+            failures += worst > WEIGHT_TOLERANCE
+            print(f"{name}: one step of {optimizer}: largest relative difference {worst:.1e} of {WEIGHT_TOLERANCE:.0e}")
+        worst_loss, worst_rate = compare_curve(compiler, name, args.steps)
+        failures += worst_loss > LOSS_TOLERANCE
+        failures += worst_rate > 1e-12
+        print(f"{name}: {args.steps} steps: loss differs by {worst_loss:.1e} of {LOSS_TOLERANCE:.0e}, rate by {worst_rate:.1e}")
+    print("all agree" if failures == 0 else f"{failures} differ")
+    return 1 if failures else 0
