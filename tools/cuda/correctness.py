@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tools.cuda import context, models
 from tools.cuda.context import Context, Skipped
