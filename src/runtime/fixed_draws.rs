@@ -8,7 +8,7 @@ use super::convert::tch_error;
 use super::kernels::{copy_into, empty};
 use ckpt_passes::Result;
 use ckpt_passes::ops::random::Key;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tch::{Device, Kind, Tensor};
 
 /// The keys and ratios of a program's random nodes, by the slots of their operands.
@@ -31,7 +31,7 @@ impl FixedDraws {
         ratios: BTreeMap<usize, f64>,
         device: Device,
     ) -> Result<FixedDraws> {
-        let slots: std::collections::BTreeSet<(usize, usize)> = keys.collect();
+        let slots: BTreeSet<(usize, usize)> = keys.collect();
         let words = empty(&[slots.len() as i64, 2], Kind::Int, device)?;
         let word = |key: usize, at: i64| {
             let row = words.f_select(0, key as i64);

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tools.cuda import context, models
 from tools.cuda.context import Context, Skipped
@@ -175,11 +176,12 @@ def cuda_graphs(cx: Context) -> None:
     """Compares steps replayed as CUDA graphs with steps that run node by node."""
     random = cx.folder / "random.ckir"
     random.write_text(RANDOM)
+    seeded: list[str | Path] = ["--seed", "1"]
     graphs = [
         (f"{name}, {what}", cx.train(name, what.replace(" ", "-"), "--policy", "full", *options), cx.feed(name))
         for name, what, options in TRAININGS
     ]
-    for case, graph, feed in [("random numbers", random, ["--seed", "1"]), *graphs]:
+    for case, graph, feed in [("random numbers", random, seeded), *graphs]:
         files = []
         for switch in ("off", "on"):
             file = graph.with_suffix(f".{switch}.safetensors")

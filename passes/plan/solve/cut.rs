@@ -16,6 +16,8 @@
 //! The cut pays each op at most once and looks at one step. The search makes up for both: [`repair`](super::repair)
 //! cuts again wherever the new schedule still does not fit.
 
+mod pack;
+
 use super::compact::{Dag, NONE};
 use super::flow::{Builder, Network, UNLIMITED};
 
@@ -330,6 +332,11 @@ impl<'a> Cut<'a> {
         self.price = price;
         self.network.push(SOURCE, SINK);
         let side = self.network.side(SOURCE);
+        self.point(price, side)
+    }
+
+    /// Returns the choice that a side of the network stands for.
+    fn point(&self, price: f64, side: Vec<bool>) -> Point {
         let mut point = Point {
             kept: 0,
             bent: 0.0,

@@ -90,6 +90,11 @@ pub struct Network {
 const FAR: u32 = u32::MAX;
 
 impl Network {
+    /// Returns the number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.level.len()
+    }
+
     /// Gives an arc more capacity.
     pub fn grow(&mut self, arc: usize, more: i64) {
         self.arcs[self.place[arc] as usize].left += more;

@@ -46,6 +46,9 @@ impl Style {
     }
 }
 
+/// The share of the whole cost that neighbours on the hull must differ by before what lies between is looked for.
+const PACK_GAP: f64 = 5e-4;
+
 /// What a cut with random factors may miss its hull by: less than the factors change.
 const NOISY_SLACK: f64 = 2e-3;
 
@@ -109,7 +112,13 @@ pub fn repair(
         };
         let scene = Scene::new(dag, &schedule, step);
         let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));
-        let point = cut.around(work.price, &mut |_| {}).1;
+        let (low, mut point) = cut.around(work.price, &mut |_| {});
+        if let (Some(low), Some(high)) = (&low, &point)
+            && style.noise == 0.0
+            && (high.weight - low.weight) as f64 > PACK_GAP * dag.total_weight as f64
+        {
+            point = cut.packed(low, high).or(point);
+        }
         work.spend(cut.visits() + 4 * schedule.len() as u64);
         let Some(point) = point else {
             if !style.rise || cut.missing_bytes == 0 {
