@@ -46,6 +46,12 @@ def test_the_loop_of_the_guide_trains_within_its_budget(capsys: pytest.CaptureFi
     assert "<html" in page.read_text()
 
 
+def test_the_guide_offloads() -> None:
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks() if "offload=" in block), names)
+    assert names["ckpt_opt"].last_plans[-1].offloaded
+
+
 def test_the_callback_of_the_guide_plans_what_a_trainer_trains(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

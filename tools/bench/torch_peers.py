@@ -1,20 +1,21 @@
 """Compares training through the Python package with PyTorch's own ways to save memory, at their own peaks.
 
-    python tools torch-peers --ckpt-opt BINARY [--model llama,…] [--size 8x64] [--results FILE.jsonl] [--page FILE.md]
+    python tools torch-peers --ckpt-opt BINARY [--inner aot_eager,inductor] [--model llama,…] [--size 8x64]
+        [--results FILE.jsonl] [--page FILE.md]
 
-Each row is a small model of transformers or timm and a peer:
+Each row is a small model of transformers or timm, a way to compile it and a peer:
 
   min-cut B   PyTorch's partitioner with `activation_memory_budget` B, on the same joint graph
-  checkpoint  `gradient_checkpointing_enable()`: every layer is recomputed
+  checkpoint  `gradient_checkpointing_enable()`: every layer is recomputed; op by op only
 
 Our plan gets the peer's measured peak as its budget, and minimizes what the column compares: FLOPs, or time. Columns:
 
   peak     the peer's, in percent of the unplanned peak; both above parameters and inputs
   FLOPs    what each adds to the unplanned step, in percent
-  step     the time of our step over that of the peer's, both run op by op; the median of interleaved steps
+  step     the time of our step over that of the peer's, compiled alike; the median of interleaved steps
 
-A model that takes no inputs of the length that is asked for gets half of it. A row fails if our step takes more memory than
-the peer's by more than 64 bytes, or adds more FLOPs. Rows in the results file are not measured again. PyTorch is needed (tools/requirements-torch.txt).
+By inductor, FLOPs are those of the plan that is timed. A model that takes no inputs of the length that is asked for gets half of it. A row fails if our step takes more memory than
+the peer's by more than 64 bytes, or, op by op, adds more FLOPs. A budget that is refused with a reason does not fail. Rows in the results file are not measured again. PyTorch is needed (tools/requirements-torch.txt).
 Exit code 0 if no row fails, else 1.
 """
 
@@ -38,9 +39,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tools.bench.torch_budgets import MODELS, TOLERANCE_BYTES, built, loss_of
+from tools.bench.torch_budgets import INNER, MODELS, TOLERANCE_BYTES, built, loss_of
 from tools.lib import options, page, zoo
 from tools.lib.model_inputs import Sizes
 
@@ -73,19 +76,30 @@ def compiled(model: torch.nn.Module, inputs: dict[str, torch.Tensor], backend: A
     return lambda: step(**inputs)
 
 
-def min_cut(model: torch.nn.Module, inputs: dict[str, torch.Tensor], budget: float) -> tuple[Step, int]:
-    """Returns a step that PyTorch's partitioner planned, on the joint graph that ours gets, and its FLOPs."""
+class MinCut(CustomPartitionerFn):
+    """PyTorch's partitioner, with the FLOPs of the passes that it made."""
+
     flops = 0
 
-    def partition(*args: Any, **kwargs: Any) -> Any:
-        nonlocal flops
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         passes = min_cut_rematerialization_partition(*args, **kwargs)
-        flops = sum(node_flops(node) for module in passes for node in module.graph.nodes if node.op == "call_function")
+        nodes = (node for module in passes for node in module.graph.nodes if node.op == "call_function")
+        self.flops = sum(map(node_flops, nodes))
         return passes
 
-    backend = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition)
-    with config.patch(activation_memory_budget=budget):
-        return compiled(model, inputs, backend), flops
+    def uuid(self) -> str:
+        return type(self).__name__
+
+
+def min_cut(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str, budget: float) -> tuple[Step, int]:
+    """Returns a step that PyTorch's partitioner planned, on the joint graph that ours gets, and its FLOPs."""
+    partition = MinCut()
+    with config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
+        if inner == "inductor":
+            with inductor.patch(custom_partitioner_fn=partition, fx_graph_cache=False):
+                return compiled(model, inputs, "inductor"), partition.flops
+        backend = aot_autograd(fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition)
+        return compiled(model, inputs, backend), partition.flops
 
 
 def node_flops(node: torch.fx.Node) -> int:
@@ -123,7 +137,7 @@ def step_ratio(ours: tuple[torch.nn.Module, Step], theirs: tuple[torch.nn.Module
     return statistics.median(seconds[0]) / statistics.median(seconds[1])
 
 
-def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], peer: str) -> Row:
+def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str, peer: str) -> Row:
     """Measures a peer, and our plans within its peak."""
     torch._dynamo.reset()
     # Layers are recomputed in training only.
@@ -144,17 +158,24 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], peer: str) 
             return {"left_out": "no layer is recomputed"}
     else:
         try:
-            theirs, flops = min_cut(model, inputs, MIN_CUT[peer])
+            theirs, flops = min_cut(model, inputs, inner, MIN_CUT[peer])
         except RuntimeError as error:
-            return {"left_out": f"the peer fails: {error}".split("\n")[0][:120]}
+            cause = getattr(error, "inner_exception", error)
+            return {"left_out": f"the peer fails: {cause}".split("\n")[0][:120]}
         added = flops / least - 1 if least else 0
     peak = peak_of(other, theirs)
     row: Row = {"unplanned": unplanned, "peak": peak, "flops_pct": 100 * added}
-    for objective in OBJECTIVES:
-        ask: dict[str, Any] = {"inner": "aot_eager", "objective": objective, "on_infeasible": "smallest"}
+    for objective in OBJECTIVES if inner == "aot_eager" else OBJECTIVES[-1:]:
+        infeasible = "smallest" if inner == "aot_eager" else "raise"
+        ask: dict[str, Any] = {"inner": inner, "objective": objective, "on_infeasible": infeasible}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ours = compiled(model, inputs, ckpt_opt.backend(plan.static_bytes + peak, **ask))
+            try:
+                ours = compiled(model, inputs, ckpt_opt.backend(plan.static_bytes + peak, **ask))
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                if not isinstance(error.inner_exception, ckpt_opt.BudgetError):
+                    raise
+                return row | {"left_out": f"refused: {error.inner_exception}".split("\n")[0]}
         found = ckpt_opt.last_plans[-1]
         flops = plan_flops(found, found.decisions["schedule"])
         row[objective] = {"peak": peak_of(model, ours), "flops_pct": 100 * (flops / least - 1) if least else 0}
@@ -170,28 +191,29 @@ def wrong(row: Row) -> str:
     found = [
         f"{row[objective]['peak']} bytes, {row['peak']} by the peer"
         for objective in OBJECTIVES
-        if row[objective]["peak"] > row["peak"] + TOLERANCE_BYTES
+        if objective in row and row[objective]["peak"] > row["peak"] + TOLERANCE_BYTES
     ]
-    if row["flops"]["flops_pct"] > row["flops_pct"] + 1e-9:
+    if "flops" in row and row["flops"]["flops_pct"] > row["flops_pct"] + 1e-9:
         found.append(f"+{row['flops']['flops_pct']:.2f} % FLOPs, +{row['flops_pct']:.2f} % by the peer")
     return "; ".join(found)
 
 
 def key(row: Row) -> str:
-    return f"{row['model']} {row['peer']} {row['size']}"
+    return f"{row['model']} {row.get('inner', 'aot_eager')} {row['peer']} {row['size']}"
 
 
 def table(measured_rows: list[Row]) -> list[str]:
     lines = [
-        "| model | peer | peak, % | its FLOPs, % | our FLOPs, % | step |",
-        "|---|---|--:|--:|--:|--:|",
+        "| model | compiled by | peer | peak, % | its FLOPs, % | our FLOPs, % | step |",
+        "|---|---|---|--:|--:|--:|--:|",
     ]
     for row in measured_rows:
         if "peak" not in row or "left_out" in row:
             continue
+        ours = row["flops"] if "flops" in row else row["cost"]
         lines.append(
-            f"| {row['model']} | {row['peer']} | {100 * row['peak'] / row['unplanned']:.0f} | +{row['flops_pct']:.1f} "
-            f"| +{row['flops']['flops_pct']:.1f} | {row['step']:.2f} |"
+            f"| {row['model']} | {row['inner']} | {row['peer']} | {100 * row['peak'] / row['unplanned']:.0f} | +{row['flops_pct']:.1f} "
+            f"| +{ours['flops_pct']:.1f} | {row['step']:.2f} |"
         )
     return lines
 
@@ -211,6 +233,7 @@ def size_of(text: str) -> Sizes:
 
 def main() -> int:
     arguments = options.with_binary(__doc__)
+    arguments.add_argument("--inner", type=options.words_of(INNER), default=list(INNER), help=",".join(INNER))
     arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help=f"[default: {MODELS}]")
     arguments.add_argument("--peer", type=options.words_of(PEERS), default=list(PEERS), help=",".join(PEERS))
     arguments.add_argument(
@@ -227,12 +250,14 @@ def main() -> int:
     rows: list[Row] = []
     for name in given.model:
         made = None
-        for peer in given.peer:
-            row: Row = {"model": name, "peer": peer, "size": f"{given.size.batch}x{given.size.seq}"}
+        for inner, peer in itertools.product(given.inner, given.peer):
+            if inner == "inductor" and peer == CHECKPOINT:
+                continue
+            row: Row = {"model": name, "inner": inner, "peer": peer, "size": f"{given.size.batch}x{given.size.seq}"}
             if key(row) not in known:
                 made = made or fitting(name, given.size)
                 try:
-                    row |= compare(*made, peer)
+                    row |= compare(*made, inner, peer)
                 except Exception as error:
                     row["failed"] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
                 if given.results:
