@@ -26,7 +26,7 @@ use crate::report::summary::Summary;
 use crate::rng::Rng;
 use crate::runtime::session::{Measured, Session};
 use crate::tensors::Tensors;
-use ckpt_passes::analysis::gradients::{states, trained, updated};
+use ckpt_passes::analysis::gradients::{has_backward, states, trained, updated};
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, DimKind, planned_sizes};
 use ckpt_passes::compile::Request;
@@ -176,8 +176,9 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Reads a model and plans its training step; AdamW updates the parameters unless the request says otherwise. A
-    /// training graph that updates its parameters is taken as it is.
+    /// Reads a model and plans its training step. Without an optimizer in the request, AdamW updates each parameter as soon as
+    /// its gradient is complete; without outputs to drop, all but the loss are dropped. A training graph that updates its
+    /// parameters is taken as it is.
     ///
     /// # Errors
     /// A file that cannot be read; what any pass refuses; a graph without a loss or an update.
@@ -190,14 +191,15 @@ impl Trainer {
         };
         ready(&mut model.graph, path)?;
         if updated(&model.graph).is_empty() {
-            let optimizer = match request.optimizer {
-                None => Optimizer::parse("adamw")?,
-                Some(optimizer) => optimizer,
-            };
-            let request = Request {
-                optimizer: Some(optimizer),
-                ..request.clone()
-            };
+            let mut request = request.clone();
+            if request.optimizer.is_none() {
+                request.optimizer = Some(Optimizer::parse("adamw")?);
+                request.fuse_optimizer = true;
+            }
+            // Nobody reads forward results. The loss stays, whatever the pattern.
+            if !has_backward(&model.graph) && request.drop_outputs.is_empty() {
+                request.drop_outputs.push("*".into());
+            }
             let outcome = optimize(&mut model.graph, &request, &mut Watch::default())?;
             trainer.warnings.extend(outcome.warnings);
             trainer.summary = outcome.summary;
