@@ -28,8 +28,8 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &TIE, &SIMPLIFY, &LORA, &FUSE, &LOSS, &AUTODIFF, &STRIP, &ATTENTION, &TILE, &OPTIMIZER, &PLAN,
-    &REMAT, &DCE,
+    &INFER, &TIE, &SIMPLIFY, &LORA, &FUSE, &LOSS, &AUTODIFF, &STRIP, &ATTENTION, &TILE, &OPTIMIZER,
+    &PLAN, &REMAT, &DCE,
 ];
 
 static INFER: Pass = Pass {

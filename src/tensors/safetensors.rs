@@ -5,6 +5,7 @@ use ::safetensors::tensor::TensorView;
 use ::safetensors::{Dtype, SafeTensors};
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
+use std::collections::BTreeMap;
 
 fn ours(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|d| theirs(*d) == dtype)
@@ -61,11 +62,26 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
     Ok(tensors)
 }
 
+/// Returns the metadata of a file; none of one that is damaged or of another format.
+pub fn metadata(bytes: &[u8]) -> BTreeMap<String, String> {
+    let read = SafeTensors::read_metadata(bytes).ok();
+    let meta = read.and_then(|(_, meta)| meta.metadata().clone());
+    meta.into_iter().flatten().collect()
+}
+
 /// Writes all tensors as one file.
 ///
 /// # Errors
 /// A tensor whose content is missing.
 pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
+    write_with(tensors, BTreeMap::new())
+}
+
+/// Writes all tensors as one file, with metadata.
+///
+/// # Errors
+/// See [`write`].
+pub fn write_with(tensors: &Tensors, meta: BTreeMap<String, String>) -> Result<Vec<u8>> {
     let failed = |e: ::safetensors::SafeTensorError| Error::bug("safetensors", e.to_string());
     let mut views = Vec::new();
     for (name, tensor) in tensors {
@@ -74,7 +90,8 @@ pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
             TensorView::new(theirs(tensor.dtype), dims, content(name, tensor)?).map_err(failed)?;
         views.push((name.as_str(), view));
     }
-    ::safetensors::serialize(views, None).map_err(failed)
+    let meta = (!meta.is_empty()).then(|| meta.into_iter().collect());
+    ::safetensors::serialize(views, meta).map_err(failed)
 }
 
 #[cfg(test)]

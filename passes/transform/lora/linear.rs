@@ -115,7 +115,9 @@ pub(super) fn targets(graph: &Graph, lora: &Lora) -> Result<(Vec<Linear>, Vec<St
         (Some(i), ..) => format!("target `{}` matches no linear layer", lora.targets[i]),
         (None, true, Some(why)) => format!("no linear layer gets an adapter: {why}"),
         _ => {
-            let tell = |why: String| format!("no adapter for a weight that a target of --lora names: {why}");
+            let tell = |why: String| {
+                format!("no adapter for a weight that a target of --lora names: {why}")
+            };
             return Ok((layers, refused.into_iter().map(tell).collect()));
         }
     };
@@ -144,7 +146,9 @@ fn linear(graph: &Graph, parameter: &Parameter) -> Result<Linear, String> {
     let weight = parameter.value;
     if !parameter.folded_from.is_empty() {
         let from = parameter.folded_from.join(", ");
-        return Err(format!("is no weight of the model: the exporter computed it from {from}"));
+        return Err(format!(
+            "is no weight of the model: the exporter computed it from {from}"
+        ));
     }
     let mut layer = Linear {
         weight,
@@ -226,7 +230,9 @@ fn site(graph: &Graph, id: NodeId, slot: usize) -> Result<Site, String> {
         return Err(format!("is operand {slot} of {op}, not its right side"));
     };
     if read != 2 {
-        return Err(format!("has {read} axes, one matrix for each expert or head"));
+        return Err(format!(
+            "has {read} axes, one matrix for each expert or head"
+        ));
     }
     if node.op != &matmul::MATMUL && node.op != &matmul::GEMM {
         return Err(format!("is read by {op}"));

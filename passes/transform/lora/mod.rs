@@ -45,7 +45,9 @@ impl Adapters {
     /// Returns which parameters are trained: the adapters alone, or with what the user names.
     pub fn selection(&self, asked: &Selection) -> Selection {
         let mut selection = asked.clone();
-        selection.trainable.extend(self.initializers.iter().cloned());
+        selection
+            .trainable
+            .extend(self.initializers.iter().cloned());
         selection
     }
 }
@@ -127,7 +129,9 @@ fn initializers(
         adapters.initializers.push(name);
         Ok(id)
     };
-    let a = init(A, &|name| uniform(name, lora.seed, dtype, [rank, layer.ins]))?;
+    let a = init(A, &|name| {
+        uniform(name, lora.seed, dtype, [rank, layer.ins])
+    })?;
     let zeros = Tensor::new(
         dtype,
         [layer.outs, rank],
@@ -147,10 +151,7 @@ fn uniform(name: &str, seed: i64, dtype: DType, dims: [u64; 2]) -> Tensor {
         Tensor::scalar(dtype, (2.0 * u - 1.0) * bound)
     };
     let bytes = (0..dims[0] * dims[1]).map(element);
-    let bytes: Vec<u8> = bytes
-        .filter_map(|t| t.bytes().cloned())
-        .flatten()
-        .collect();
+    let bytes: Vec<u8> = bytes.filter_map(|t| t.bytes().cloned()).flatten().collect();
     Tensor::new(dtype, dims, bytes)
 }
 
@@ -176,7 +177,7 @@ fn add(
         x = transpose(b, x, vec![1, 0])?;
     }
     if let Some(seed) = seed {
-        let ratio = b.scalar(DType::F32, f64::from(lora.dropout));
+        let ratio = constant(b, DType::F32, f64::from(lora.dropout));
         let name = match number {
             0 => format!("{}.stream", b.prefix),
             n => format!("{}.stream.{n}", b.prefix),
@@ -189,7 +190,7 @@ fn add(
     let mut small = b.op(&matmul::MATMUL, &[x, a])?;
     let scale = lora.scale() * f64::from(site.alpha);
     if scale != 1.0 {
-        let scale = b.scalar(dtype, scale);
+        let scale = constant(b, dtype, scale);
         small = b.mul(small, scale)?;
     }
     let wide = b.emit(&TRANSPOSE, &[weight_b], turn)?;
@@ -209,6 +210,17 @@ fn add(
         b.graph.set_outputs(outputs);
     }
     Ok(())
+}
+
+/// Returns a scalar that readers of the written file do not take for a parameter.
+fn constant(b: &mut Builder, dtype: DType, value: f64) -> ValueId {
+    let id = b.scalar(dtype, value);
+    let name = b.graph.value(id).name.clone();
+    b.graph
+        .origins
+        .entry(id)
+        .or_insert_with(|| Origin::constant(&name));
+    id
 }
 
 /// Casts a value; returns the value itself where it has that type.

@@ -55,8 +55,9 @@ impl Lora {
                         lora.targets.push(word.trim().into());
                     }
                     _ => {
-                        return Err(fail(format!("`{word}` is not a setting"))
-                            .expected("KEY=VALUE,…, such as r=16,alpha=32,targets=*q_proj*,*v_proj*"));
+                        return Err(fail(format!("`{word}` is not a setting")).expected(
+                            "KEY=VALUE,…, such as r=16,alpha=32,targets=*q_proj*,*v_proj*",
+                        ));
                     }
                 }
                 continue;
