@@ -28,7 +28,11 @@ pub fn read(path: &Path) -> Result<Checkpoint> {
         return read_file(path);
     }
     if path.join(peft::CONFIG).exists() {
-        return peft::read(path);
+        let (tensors, lora) = peft::read(path)?;
+        return Ok(Checkpoint {
+            tensors,
+            lora: Some(lora),
+        });
     }
     let file = path.join(WEIGHTS);
     if !file.exists() {

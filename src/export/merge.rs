@@ -1,8 +1,7 @@
 //! Adapters in a set of tensors, and weights with adapters merged into them.
 
-use super::weights::rounded;
 use crate::tensors::Tensors;
-use ckpt_passes::ir::{Graph, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Graph, Tensor, ValueId};
 use ckpt_passes::transform::lora::{A, B, Lora, linear_layers};
 use ckpt_passes::transform::optimizer::UPDATED;
 use ckpt_passes::{Error, Result};
@@ -110,17 +109,16 @@ pub fn adapters(graph: &Graph, pairs: Pairs, lora: Option<&Lora>) -> Result<Vec<
 }
 
 impl Adapter {
-    /// Returns the weight of the graph plus `scale·B·A`, in its layout. All sums are in float32 and rounded once to the
+    /// Returns a weight plus `scale·B·A`, in the weight's layout. All sums are in float32 and rounded once to the
     /// weight's type.
     ///
     /// # Errors
     /// A weight whose file is absent.
-    pub fn merged(&self, graph: &Graph) -> Result<Tensor> {
+    pub fn merged(&self, weight: &Tensor) -> Result<Tensor> {
         let absent = || {
             let what = format!("the weight of `{}` is absent", self.module);
             Error::environment("weights", what)
         };
-        let weight = graph.value(self.weight).tensor().ok_or_else(absent)?;
         let [mut a, mut b] = [
             numbers(&self.a).ok_or_else(absent)?,
             numbers(&self.b).ok_or_else(absent)?,
@@ -153,7 +151,7 @@ impl Adapter {
                 *s += self.scale as f32 * d;
             }
         }
-        Ok(rounded(
+        Ok(Tensor::rounded(
             weight.dtype,
             &weight.dims,
             sum.into_iter().map(f64::from),
@@ -161,11 +159,18 @@ impl Adapter {
     }
 }
 
-/// Returns all elements of a tensor.
+/// Returns all elements of a floating-point tensor.
 fn numbers(tensor: &Tensor) -> Option<Vec<f32>> {
-    let count = tensor.elements() as usize;
-    let all = (0..count).map(|i| Some(tensor.get_f64(i)? as f32));
-    all.collect()
+    let bytes = tensor.bytes()?;
+    let f32s = bytes
+        .chunks_exact(4)
+        .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    Some(match tensor.dtype {
+        DType::F32 => f32s.collect(),
+        _ => (0..tensor.elements() as usize)
+            .filter_map(|i| Some(tensor.get_f64(i)? as f32))
+            .collect(),
+    })
 }
 
 /// Returns the transpose of a matrix.

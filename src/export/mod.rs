@@ -27,8 +27,9 @@ use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::{Error, Result};
 use merge::Adapter;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use weights::Copies;
 
 /// A form in which weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,10 @@ pub struct Export {
     graph: Graph,
     /// New contents of initializers, in the layout of the graph. Adapters are not in them.
     changed: BTreeMap<ValueId, Tensor>,
+    /// The initializers that training has a value for.
+    given: BTreeSet<ValueId>,
+    /// Copies of tied weights, which follow the weight.
+    copies: Copies,
     adapters: Vec<Adapter>,
     lora: Option<Lora>,
     /// What the user should know.
@@ -97,7 +102,7 @@ impl Export {
         let (pairs, others) = merge::split(trained);
         let matched = weights::matched(&model.graph, &others)?;
         let adapters = merge::adapters(&model.graph, pairs, lora)?;
-        if !trained.is_empty() && matched.count + adapters.len() == 0 {
+        if !trained.is_empty() && matched.given.len() + adapters.len() == 0 {
             let what = "no tensor has the name of a weight of the model";
             return Err(
                 Error::usage("weights", what).help("`ckpt-opt inspect MODEL` lists the parameters")
@@ -107,8 +112,10 @@ impl Export {
         warnings.extend(matched.warnings);
         Ok(Export {
             source: source.into(),
+            copies: weights::copies(&model.graph)?,
             graph: model.graph,
             changed: matched.changed,
+            given: matched.given,
             lora: lora.filter(|_| !adapters.is_empty()).cloned(),
             adapters,
             warnings,
@@ -140,15 +147,26 @@ impl Export {
         weights::in_framework(&self.merged_graph()?)
     }
 
-    /// Returns the model with new weights, and the weights that changed.
+    /// Returns the model with new weights.
     fn merged_graph(&self) -> Result<Graph> {
         let mut graph = self.graph.clone();
-        for (id, tensor) in &self.changed {
-            graph.set_init(*id, tensor.clone());
+        let mut values = self.changed.clone();
+        for id in self.changed.keys() {
+            weights::follow(&self.copies, *id, &mut values);
         }
+        // A copy that has a value of its own keeps it.
+        values.retain(|id, _| !self.given.contains(id) || self.changed.contains_key(id));
+        values.extend(self.changed.clone());
         for adapter in &self.adapters {
-            let merged = adapter.merged(&graph)?;
-            graph.set_init(adapter.weight, merged);
+            let own = values
+                .get(&adapter.weight)
+                .or(graph.value(adapter.weight).tensor());
+            let weight = own.ok_or_else(|| Error::bug("lora", "an adapter of no weight"))?;
+            values.insert(adapter.weight, adapter.merged(weight)?);
+            weights::follow(&self.copies, adapter.weight, &mut values);
+        }
+        for (id, tensor) in values {
+            graph.set_init(id, tensor);
         }
         Ok(graph)
     }

@@ -3,7 +3,6 @@
 //! Names are those of `PeftModel.save_pretrained`: `base_model.model.<module>.lora_A.weight`. Modules are listed by their whole
 //! paths, so that the adapter matches these and no others.
 
-use super::checkpoint::Checkpoint;
 use super::merge::{Adapter, PEFT_PREFIX};
 use crate::emit::file::Batch;
 use crate::frontend::file::{io_error, map};
@@ -87,11 +86,11 @@ pub fn write(
     Ok(files.into())
 }
 
-/// Reads a folder that PEFT or [`write`] wrote.
+/// Reads a folder that PEFT or [`write`] wrote: the matrices, and the request that adds such adapters.
 ///
 /// # Errors
 /// A damaged file, and settings that mean more than `scale·B·A` beside a linear layer.
-pub fn read(folder: &Path) -> Result<Checkpoint> {
+pub fn read(folder: &Path) -> Result<(Tensors, Lora)> {
     let path = folder.join(CONFIG);
     let refuse = |what: String| Error::usage("peft", what).at(path.display().to_string());
     let config: Value = serde_json::from_slice(&map(&path)?)
@@ -144,8 +143,5 @@ pub fn read(folder: &Path) -> Result<Checkpoint> {
         dropout: number("lora_dropout").unwrap_or(0.0) as f32,
         ..Lora::parse(&text).map_err(|e| e.at(path.display().to_string()))?
     };
-    Ok(Checkpoint {
-        tensors: tensors::read(&folder.join(WEIGHTS))?,
-        lora: Some(lora),
-    })
+    Ok((tensors::read(&folder.join(WEIGHTS))?, lora))
 }

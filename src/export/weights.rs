@@ -9,15 +9,15 @@ use crate::tensors::framework::transposed;
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::tied_weights::{TieRequest, ties};
 use ckpt_passes::error::near::nearest;
-use ckpt_passes::ir::{DType, Graph, Tensor, ValueId};
+use ckpt_passes::ir::{Graph, Tensor, ValueId};
 use ckpt_passes::transform::optimizer::{STATES, UPDATED};
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What was matched.
 pub struct Matched {
-    /// How many initializers have a value among the tensors.
-    pub count: usize,
+    /// The initializers that have a value among the tensors.
+    pub given: BTreeSet<ValueId>,
     /// New contents of the initializers that differ from the model's.
     pub changed: BTreeMap<ValueId, Tensor>,
     /// What the user should know.
@@ -30,7 +30,7 @@ struct Named {
     transposed: bool,
 }
 
-/// Matches tensors to the initializers of a typed model. Those that a copy of a tied weight holds follow the weight.
+/// Matches tensors to the initializers of a typed model.
 ///
 /// # Errors
 /// A shape or type that does not fit, two values for one weight, a file that matches nothing.
@@ -70,15 +70,14 @@ pub fn matched(graph: &Graph, tensors: &Tensors) -> Result<Matched> {
             unknown.len()
         ));
     }
-    follow_ties(graph, &mut found)?;
     let differs = |id: &ValueId, new: &Tensor| {
         let old = graph.value(*id).tensor();
         old.is_none_or(|old| old.bytes().is_none() || old.bytes() != new.bytes())
     };
-    let count = found.len();
+    let given = found.keys().copied().collect();
     let changed = found.into_iter().map(|(id, (_, tensor))| (id, tensor));
     Ok(Matched {
-        count,
+        given,
         changed: changed.filter(|(id, new)| differs(id, new)).collect(),
         warnings,
     })
@@ -116,27 +115,23 @@ fn names(graph: &Graph) -> BTreeMap<String, Named> {
 }
 
 /// Returns a tensor in the layout and type of an initializer.
-fn fitted(graph: &Graph, name: &str, named: &Named, tensor: &Tensor) -> Result<Tensor> {
+fn fitted(graph: &Graph, name: &str, named: &Named, given: &Tensor) -> Result<Tensor> {
     let absent = || Error::environment("weights", format!("the content of `{name}` is absent"));
     let tensor = match named.transposed {
-        true => transposed(tensor).ok_or_else(|| misfit(graph, name, named, tensor))?,
-        false => tensor.clone(),
+        true => transposed(given).ok_or_else(|| misfit(graph, name, named, given))?,
+        false => given.clone(),
     };
     let own = graph.value(named.id).tensor();
     let own = own.ok_or_else(|| Error::bug("weights", "a name of no initializer"))?;
     if own.dims != tensor.dims {
-        return Err(misfit(graph, name, named, &tensor));
+        return Err(misfit(graph, name, named, given));
     }
     match (own.dtype, tensor.dtype) {
         (a, b) if a == b => Ok(tensor),
         (to, from) if to.is_float() && from.is_float() => {
-            let dims = tensor.dims.clone();
-            let count = tensor.elements() as usize;
-            let numbers = (0..count).filter_map(|i| tensor.get_f64(i));
-            let made = rounded(to, &dims, numbers);
-            (made.size_bytes() == made.bytes().map_or(0, |b| b.len() as u64))
-                .then_some(made)
-                .ok_or_else(absent)
+            tensor.bytes().ok_or_else(absent)?;
+            let numbers = (0..tensor.elements() as usize).filter_map(|i| tensor.get_f64(i));
+            Ok(Tensor::rounded(to, &tensor.dims, numbers))
         }
         (to, from) => Err(
             Error::usage("weights", format!("`{name}` has another element type"))
@@ -162,58 +157,46 @@ fn misfit(graph: &Graph, name: &str, named: &Named, tensor: &Tensor) -> Box<Erro
     .found(format!("{:?}", tensor.dims))
 }
 
-/// Returns a tensor of numbers, each rounded to nearest.
-pub fn rounded(dtype: DType, dims: &[u64], numbers: impl Iterator<Item = f64>) -> Tensor {
-    let elements = dims.iter().product::<u64>() * dtype.size_bytes();
-    let mut bytes = Vec::with_capacity(elements as usize);
-    for number in numbers {
-        match dtype {
-            DType::F32 => bytes.extend((number as f32).to_le_bytes()),
-            DType::F16 => bytes.extend(half::f16::from_f64(number).to_le_bytes()),
-            DType::BF16 => bytes.extend(half::bf16::from_f64(number).to_le_bytes()),
-            _ => bytes.extend(number.to_le_bytes()),
-        }
-    }
-    Tensor {
-        dtype,
-        dims: dims.into(),
-        data: ckpt_passes::ir::Data::Here {
-            bytes: bytes.into(),
-            origin: None,
-        },
-    }
+/// Initializers that are copies of one weight, and whether each is the transpose of the other.
+pub type Copies = Vec<(ValueId, ValueId, bool)>;
+
+/// Returns the copies that an exporter wrote of tied weights.
+///
+/// # Errors
+/// See [`parameters`].
+pub fn copies(graph: &Graph) -> Result<Copies> {
+    let parameters = parameters(graph, &Selection::default())?;
+    let found = ties(graph, &parameters, &TieRequest::default())?.found;
+    let each = found
+        .iter()
+        .flat_map(|t| [(t.kept, t.copy), (t.copy, t.kept)].map(|(a, b)| (a, b, t.transposed)));
+    Ok(each.collect())
 }
 
-/// Gives copies of a tied weight, which training leaves out, the new value of the weight.
-fn follow_ties(graph: &Graph, found: &mut BTreeMap<ValueId, (String, Tensor)>) -> Result<()> {
-    let parameters = parameters(graph, &Selection::default())?;
-    for tie in ties(graph, &parameters, &TieRequest::default())?.found {
-        let (new, copy) = match (found.get(&tie.kept), found.get(&tie.copy)) {
-            (Some(new), None) => (new, tie.copy),
-            (None, Some(new)) => (new, tie.kept),
-            _ => continue,
+/// Gives the copies of a weight its value, which training knows once.
+pub fn follow(copies: &Copies, weight: ValueId, values: &mut BTreeMap<ValueId, Tensor>) {
+    let Some(new) = values.get(&weight).cloned() else {
+        return;
+    };
+    for (_, copy, turned) in copies.iter().filter(|(from, ..)| *from == weight) {
+        let turned = match turned {
+            true => transposed(&new),
+            false => Some(new.clone()),
         };
-        let (name, tensor) = new;
-        let turned = match tie.transposed {
-            true => transposed(tensor),
-            false => Some(tensor.clone()),
-        };
-        if let Some(tensor) = turned {
-            let name = name.clone();
-            found.insert(copy, (name, tensor));
-        }
+        values.extend(turned.map(|tensor| (*copy, tensor)));
     }
-    Ok(())
 }
 
 /// Returns all parameters of a graph under the framework's names and in its layout. A weight of several names is there
 /// under each.
 ///
 /// # Errors
-/// A weight whose file is absent, or that an exporter computed from several parameters.
+/// A weight whose file is absent.
 pub fn in_framework(graph: &Graph) -> Result<Tensors> {
     let mut all = Tensors::new();
-    for parameter in parameters(graph, &Selection::default())? {
+    let all_known = parameters(graph, &Selection::default())?.into_iter();
+    // The framework has no such parameter; the reader has told of it.
+    for parameter in all_known.filter(|p| p.folded_from.is_empty()) {
         let Some(tensor) = graph.value(parameter.value).tensor() else {
             continue;
         };

@@ -7,6 +7,9 @@ use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
+/// Words about a file, by key.
+pub type Meta = BTreeMap<String, String>;
+
 fn ours(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|d| theirs(*d) == dtype)
 }
@@ -63,7 +66,7 @@ pub fn read(bytes: &[u8]) -> Result<Tensors> {
 }
 
 /// Returns the metadata of a file; none of one that is damaged or of another format.
-pub fn metadata(bytes: &[u8]) -> BTreeMap<String, String> {
+pub fn metadata(bytes: &[u8]) -> Meta {
     let read = SafeTensors::read_metadata(bytes).ok();
     let meta = read.and_then(|(_, meta)| meta.metadata().clone());
     meta.into_iter().flatten().collect()
@@ -74,14 +77,14 @@ pub fn metadata(bytes: &[u8]) -> BTreeMap<String, String> {
 /// # Errors
 /// A tensor whose content is missing.
 pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
-    write_with(tensors, BTreeMap::new())
+    write_with(tensors, Meta::new())
 }
 
 /// Writes all tensors as one file, with metadata.
 ///
 /// # Errors
 /// See [`write`].
-pub fn write_with(tensors: &Tensors, meta: BTreeMap<String, String>) -> Result<Vec<u8>> {
+pub fn write_with(tensors: &Tensors, meta: Meta) -> Result<Vec<u8>> {
     let failed = |e: ::safetensors::SafeTensorError| Error::bug("safetensors", e.to_string());
     let mut views = Vec::new();
     for (name, tensor) in tensors {
@@ -107,7 +110,10 @@ mod tests {
                 .collect::<Vec<u8>>();
             tensors.insert(dtype.to_string(), Tensor::new(dtype, [2, 1], content));
         }
-        let bytes = write(&tensors).unwrap();
+        let meta = Meta::from([("format".to_string(), "pt".to_string())]);
+        let bytes = write_with(&tensors, meta.clone()).unwrap();
+        assert_eq!(metadata(&bytes), meta);
+        assert!(metadata(&bytes[..9]).is_empty());
         assert_eq!(read(&bytes).unwrap(), tensors);
         for end in [0, 7, 40, bytes.len() - 1] {
             assert_eq!(read(&bytes[..end]).unwrap_err().exit_code(), 2);

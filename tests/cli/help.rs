@@ -12,6 +12,7 @@ const VERBS: &[&str] = &[
     "frontier",
     "explain",
     "diff",
+    "convert",
     "run",
     "verify",
     "calibrate",

@@ -35,7 +35,7 @@ const MODELS: [(&str, &str, usize); 6] = [
         "dtype=f32,targets=q_proj,down_proj",
         4,
     ),
-    ("folded/legacy.onnx", "rslora=true,targets=*fc*", 0),
+    ("folded/legacy.onnx", "rslora=true,targets=up,*mix*", 0),
     ("exported/block.pt2", "targets=*", 0),
     ("exported/block.pt", "targets=*", 0),
 ];
@@ -81,13 +81,10 @@ fn trained(graph: &Graph) -> Tensors {
             continue;
         };
         let key = Key::new(1, i as i64);
-        let numbers = (0..tensor.elements()).map(|at| {
-            let number = f64::from(key.draw(at)) / f64::from(1 << 24) - 0.5;
-            Tensor::scalar(tensor.dtype, number)
-        });
-        let bytes: Vec<u8> = numbers.flat_map(|t| t.bytes().unwrap().to_vec()).collect();
-        let dims = tensor.dims.clone();
-        all.insert(value.name.clone(), Tensor::new(tensor.dtype, dims, bytes));
+        let numbers =
+            (0..tensor.elements()).map(|at| f64::from(key.draw(at)) / f64::from(1 << 24) - 0.5);
+        let weight = Tensor::rounded(tensor.dtype, &tensor.dims, numbers);
+        all.insert(value.name.clone(), weight);
     }
     all
 }

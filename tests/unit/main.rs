@@ -1,6 +1,7 @@
 //! Tests of the libraries that need no libtorch: readers, ops, analyses, plans, and the rules of the repository.
 
 mod attention_patterns;
+mod export;
 mod exported_hostile;
 mod foreign;
 mod hostile;

@@ -146,13 +146,8 @@ fn uniform(name: &str, seed: i64, dtype: DType, dims: [u64; 2]) -> Tensor {
     let key = Key::new(seed, stream(name));
     let bound = (dims[1] as f64).sqrt().recip();
     let unit = f64::from(1u32 << BITS);
-    let element = |i| {
-        let u = f64::from(key.draw(i)) / unit;
-        Tensor::scalar(dtype, (2.0 * u - 1.0) * bound)
-    };
-    let bytes = (0..dims[0] * dims[1]).map(element);
-    let bytes: Vec<u8> = bytes.filter_map(|t| t.bytes().cloned()).flatten().collect();
-    Tensor::new(dtype, dims, bytes)
+    let element = |i| (2.0 * f64::from(key.draw(i)) / unit - 1.0) * bound;
+    Tensor::rounded(dtype, &dims, (0..dims[0] * dims[1]).map(element))
 }
 
 /// Adds the product of one site and puts the sum in the place of its result.

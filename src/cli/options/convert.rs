@@ -10,10 +10,11 @@ use std::path::PathBuf;
 
 pub const CONVERT_EXAMPLES: &str = "\
 Examples:
+  ckpt-opt convert model.onnx --to safetensors -o tuned.safetensors
   ckpt-opt convert model.onnx tuned.safetensors --to onnx -o tuned.onnx
-  ckpt-opt convert model.onnx tuned/ --to safetensors -o model.safetensors
-  ckpt-opt convert model.onnx adapter/ --to onnx -o merged.onnx
-  ckpt-opt convert model.onnx step.safetensors --lora 'r=4,alpha=8,targets=*q_proj*' --to peft -o adapter/";
+
+WEIGHTS may be a folder that PEFT wrote: `convert model.onnx adapter/ --to onnx -o merged.onnx`. Adapters in a file of tensors need
+--lora as in training: `--lora 'r=4,alpha=8,targets=*q_proj*' --to peft -o adapter/`.";
 
 /// Options of `convert`.
 #[derive(Args)]
