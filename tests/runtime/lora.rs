@@ -11,6 +11,7 @@ use ckpt_opt::place::Place;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::session::{Measured, Session};
 use ckpt_opt::tensors::{Tensors, random};
+use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
@@ -153,6 +154,38 @@ fn a_frozen_base_costs_no_gradients_and_less_memory() {
     let (full, adapted) = (run(&full, &none), run(&adapted, &none));
     let above_static = |run: &Measured| run.peak_bytes - run.static_bytes;
     assert!(above_static(&adapted) < above_static(&full));
+}
+
+#[test]
+fn what_the_user_names_is_trained_too_and_freeze_wins() {
+    let mut graph = load(&path("llama32/model.onnx"), &Given::default())
+        .unwrap()
+        .graph;
+    let words = |words: &[&str]| words.iter().map(|w| w.to_string()).collect();
+    let request = Request {
+        plan: Policy::NONE.into(),
+        lora: Some(lora("targets=q_proj")),
+        selection: Selection {
+            trainable: words(&["*input_layernorm*"]),
+            freeze: words(&["*layers.1.*"]),
+        },
+        ..Request::default()
+    };
+    optimize(&mut graph, &request, &mut Watch::default()).unwrap();
+    let outputs = graph.outputs().iter();
+    let names = outputs.map(|v| graph.value(*v).name.clone());
+    let gradients: BTreeSet<String> = names.filter(|n| n.ends_with(".grad")).collect();
+    let expected = [
+        "model.layers.0.input_layernorm.weight.grad",
+        "model.layers.0.self_attn.q_proj.lora_A.weight.grad",
+        "model.layers.0.self_attn.q_proj.lora_B.weight.grad",
+    ];
+    assert_eq!(gradients, expected.map(String::from).into());
+    // The graph that holds its backward takes no more adapters.
+    let again = optimize(&mut graph, &request, &mut Watch::default())
+        .err()
+        .unwrap();
+    assert_eq!((again.code(), again.exit_code()), ("lora", 2));
 }
 
 #[test]

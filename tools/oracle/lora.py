@@ -8,7 +8,7 @@ For every model and every exporter (dynamo, legacy, TorchScript, torch.export) t
   in float32, the error against float64 is at most 1.1 times PyTorch's, as a root mean square over all gradients,
 - `convert --to safetensors` loads with `load_state_dict(strict=True)` and computes what PyTorch's adapters compute,
 - `convert --to onnx` computes the same in ONNX Runtime,
-- with `--peft` (needs the package), `convert --to peft` loads in PEFT and computes the same.
+- with `--peft` (pip install peft accelerate; checked with peft 0.21.2), `convert --to peft` loads in PEFT and computes the same.
 
 Needs tools/requirements-torch.txt. Exit code 0 if all agree.
 """
@@ -179,9 +179,7 @@ def narrow_trial(compiler: Compiler, dtype: torch.dtype, folder: Path) -> Worst:
     compiler.call(file, "-o", train, "--policy", "none", "--loss", "vjp", "--lora", words)
     kinds = {torch.bfloat16: ml_dtypes.bfloat16, torch.float32: np.float32}
     names = [f"{m}.lora_{end}.weight" for m in modules for end in "AB"]
-    weights = {
-        n: p.detach().float().numpy().astype(kinds[dtype]) for n, p in zip(names, adapters(narrow), strict=True)
-    }
+    weights = {n: p.detach().float().numpy().astype(kinds[dtype]) for n, p in zip(names, adapters(narrow), strict=True)}
     own, theirs, wide = [], [], []
     for _ in range(INPUTS):
         x, cotangent = (torch.randn(BATCH, SEQ, 24).to(torch.bfloat16) for _ in range(2))
@@ -224,7 +222,9 @@ def trial(compiler: Compiler, subject: Subject, form: str, peft: bool, folder: P
     want = {}
     for module in modules:
         layer = reference.get_submodule(module)
-        want |= {f"{module}{end}.grad": p.grad.numpy() for end, p in zip(ends, (layer.lora_A, layer.lora_B), strict=True)}
+        want |= {
+            f"{module}{end}.grad": p.grad.numpy() for end, p in zip(ends, (layer.lora_A, layer.lora_B), strict=True)
+        }
     # Ours.
     ports = {p["name"] for p in inspected["inputs"]}
     (seed,) = [p for p in ports if p.endswith(".cotangent")]
