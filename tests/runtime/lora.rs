@@ -99,7 +99,7 @@ fn run(graph: &Graph, weights: &Tensors) -> Measured {
         (name, size)
     });
     let inputs = random::inputs(graph, &sizes.collect::<Vec<_>>(), 3).unwrap();
-    let mut session = Session::new(graph, weights, None, Place::Cpu, Rng::default()).unwrap();
+    let session = Session::new(graph, weights, None, Place::Cpu, Rng::default()).unwrap();
     session.run(&inputs).unwrap()
 }
 

@@ -180,7 +180,9 @@ def narrow_trial(compiler: Compiler, dtype: torch.dtype, folder: Path) -> Worst:
     kinds = {torch.bfloat16: ml_dtypes.bfloat16, torch.float32: np.float32}
     names = [f"{m}.lora_{end}.weight" for m in modules for end in "AB"]
     weights = {n: p.detach().float().numpy().astype(kinds[dtype]) for n, p in zip(names, adapters(narrow), strict=True)}
-    own, theirs, wide = [], [], []
+    own: list[torch.Tensor] = []
+    theirs: list[torch.Tensor] = []
+    wide: list[torch.Tensor] = []
     for _ in range(INPUTS):
         x, cotangent = (torch.randn(BATCH, SEQ, 24).to(torch.bfloat16) for _ in range(2))
         for model, gradients in ((narrow, theirs), (exact, wide)):
@@ -211,7 +213,7 @@ def trial(compiler: Compiler, subject: Subject, form: str, peft: bool, folder: P
     modules = [p["name"].removesuffix(ends[0]) for p in inspected["parameters"] if p["name"].endswith(ends[0])]
     scale = ALPHA / (RANK**0.5 if subject.rslora else RANK)
     reference = adapted(model, modules, scale)
-    weights = {}
+    weights: dict[str, np.ndarray] = {}
     for module in modules:
         layer = reference.get_submodule(module)
         weights |= {module + end: p.detach().numpy() for end, p in zip(ends, (layer.lora_A, layer.lora_B), strict=True)}
@@ -219,7 +221,7 @@ def trial(compiler: Compiler, subject: Subject, form: str, peft: bool, folder: P
     y = reference(x)
     cotangent = torch.randn_like(y)
     y.backward(cotangent)
-    want = {}
+    want: dict[str, np.ndarray] = {}
     for module in modules:
         layer = reference.get_submodule(module)
         want |= {
