@@ -8,7 +8,7 @@
 use crate::emit::file::write_error;
 use crate::frontend::file::{io_error, map};
 use crate::tensors::Tensors;
-use crate::tensors::safetensors::{self, Entry};
+use crate::tensors::safetensors::{self, Entry, Meta};
 use crate::train::data::Position;
 use ckpt_passes::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -230,7 +230,7 @@ impl Checkpoints {
             for (name, entries) in [(PARAMETERS, content.parameters), (STATES, content.states)] {
                 let file = File::create(partial.join(name))?;
                 let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
-                safetensors::stream(&mut out, entries, source)?;
+                safetensors::stream(&mut out, Meta::new(), entries, source)?;
                 out.flush()?;
                 let hash = FileHash {
                     bytes: out.bytes,

@@ -22,6 +22,7 @@ use crate::frontend::given::Given;
 use crate::frontend::load;
 use crate::optimize::optimize;
 use crate::place::Place;
+use crate::provenance::keys;
 use crate::report::summary::Summary;
 use crate::rng::Rng;
 use crate::runtime::session::{Measured, Session};
@@ -168,7 +169,11 @@ pub struct Trained {
 
 /// A training graph, ready to be trained.
 pub struct Trainer {
+    /// The file that the graph was made from, and what was said about it.
+    source: (PathBuf, Given),
     graph: Graph,
+    /// Whether the graph was taken as it was written.
+    is_as_written: bool,
     /// What the plan costs, where it was made here.
     pub summary: Option<Summary>,
     /// What reading and planning had to say.
@@ -185,7 +190,9 @@ impl Trainer {
     pub fn load(path: &Path, given: &Given, request: &Request) -> Result<Trainer> {
         let mut model = load(path, given)?;
         let mut trainer = Trainer {
+            source: (path.into(), given.clone()),
             graph: Graph::new(""),
+            is_as_written: false,
             summary: None,
             warnings: std::mem::take(&mut model.warnings),
         };
@@ -204,6 +211,7 @@ impl Trainer {
             trainer.warnings.extend(outcome.warnings);
             trainer.summary = outcome.summary;
         } else {
+            trainer.is_as_written = true;
             trainer.warnings.push("the graph updates its parameters already, so it is trained as it is; options of the plan have no effect".into());
         }
         loss(&model.graph)?;
@@ -228,7 +236,7 @@ impl Trainer {
         let mut session = run.open()?;
         session.go_on(true);
         run.steps(&mut session)?;
-        run.finish(&session)
+        run.finish(&self.source, &session)
     }
 }
 
@@ -245,6 +253,8 @@ struct Run<'a> {
     total: u64,
     /// Runs of the graph in a step.
     runs: u64,
+    /// Whether the graph was taken as it was written.
+    is_as_written: bool,
     metrics: MetricsFile,
     events: EventFile,
     saver: Saver,
@@ -341,6 +351,7 @@ impl<'a> Run<'a> {
             manifest,
             total,
             runs,
+            is_as_written: trainer.is_as_written,
             metrics: MetricsFile::after(&options.out, resumed_from)?,
             events: EventFile::after(&options.out, resumed_from)?,
             saver: Saver::new(checkpoints.clone())?,
@@ -575,11 +586,24 @@ impl<'a> Run<'a> {
         loss.map(Some).map_err(|e| self.with_checkpoint(e))
     }
 
-    /// Writes the weights.
-    fn finish(mut self, session: &Session) -> Result<Trained> {
+    /// Writes the weights and the page.
+    fn finish(mut self, source: &(PathBuf, Given), session: &Session) -> Result<Trained> {
         if !self.done.is_interrupted {
             let path = self.options.out.join(weights::FILE);
-            for note in weights::write(&path, self.graph, session)? {
+            // A written training graph is not the model that adapters could be merged into: `convert` does that.
+            let lora = self
+                .graph
+                .meta
+                .get(keys::LORA)
+                .filter(|_| !self.is_as_written);
+            let notes = match lora {
+                Some(lora) => {
+                    let source = (source.0.as_path(), &source.1);
+                    weights::write_adapted(&self.options.out, source, (self.graph, session), lora)?
+                }
+                None => weights::write(&path, self.graph, session)?,
+            };
+            for note in notes {
                 self.warn(note);
             }
             self.done.model = Some(path);
