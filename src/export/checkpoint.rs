@@ -8,8 +8,8 @@ use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::{Error, Result};
 use std::path::Path;
 
-/// The file with all weights of a checkpoint folder.
-pub const WEIGHTS: &str = "model.safetensors";
+/// Files with the weights of a folder: of a finished run, and of a checkpoint of `train`.
+pub const WEIGHTS: [&str; 2] = ["model.safetensors", "parameters.safetensors"];
 
 /// Tensors, and the request for adapters that they were trained with, where the files tell it.
 pub struct Checkpoint {
@@ -34,16 +34,17 @@ pub fn read(path: &Path) -> Result<Checkpoint> {
             lora: Some(lora),
         });
     }
-    let file = path.join(WEIGHTS);
-    if !file.exists() {
+    let mut files = WEIGHTS.iter().map(|name| path.join(name));
+    let Some(file) = files.find(|file| file.exists()) else {
         return Err(Error::usage("weights", "the folder holds no weights")
             .at(path.display().to_string())
             .expected(format!(
-                "{WEIGHTS}, or {} and {}",
+                "{}, or {} and {}",
+                WEIGHTS.join(", "),
                 peft::CONFIG,
                 peft::WEIGHTS
             )));
-    }
+    };
     read_file(&file)
 }
 

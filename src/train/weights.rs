@@ -1,7 +1,7 @@
 //! `model.safetensors`: the weights under the framework's own names and in its layout. Adapters that were added for the training
 //! are merged into it, and written as PEFT saves them.
 
-use crate::emit::file::{Batch, write_error};
+use crate::emit::file::Batch;
 use crate::export::{Export, Target};
 use crate::frontend::given::Given;
 use crate::runtime::session::Session;
@@ -86,7 +86,6 @@ pub fn write_adapted(
     match export.counts() {
         (0, _) => {
             let adapter = folder.join(ADAPTER);
-            std::fs::create_dir_all(&adapter).map_err(|e| write_error(&adapter, &e))?;
             export.write(Target::Peft, &adapter)?;
         }
         _ => notes.push("other weights than adapters were trained, so no adapter folder is written: it could not hold them".into()),
