@@ -47,9 +47,9 @@ pub struct Compiled {
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
 const FROM_FORWARD: &str =
-    "infer,tie,simplify,fuse,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
+    "infer,tie,simplify,lora,fuse,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
 const UNFUSED: &str =
-    "infer,tie,simplify,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
+    "infer,tie,simplify,lora,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
 const FROM_TRAINING: &str = "infer,strip,simplify,attention,tile,optimizer,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
@@ -67,6 +67,13 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
             "phase",
             "a graph without a backward says that it has been differentiated",
         ));
+    }
+    if !forward && request.lora.is_some() {
+        return Err(Error::usage(
+            "lora",
+            "the graph holds its backward already: adapters cannot be added",
+        )
+        .help("give the model that it was made from"));
     }
     let usual = match (forward, request.fuse) {
         (true, true) => FROM_FORWARD,
@@ -210,7 +217,7 @@ mod tests {
             ..request(Loss::Vjp, &[])
         };
         let done = compile(&mut g, &stop("simplify:2"), &mut Watch::default()).unwrap();
-        assert_eq!(done.timings.0.len(), 6);
+        assert_eq!(done.timings.0.len(), 7);
         assert!(done.planned.is_none() && g.phase == Phase::Training);
         for wrong in ["simplify:3", "simplify:0", "nothing"] {
             let mut g = text::parse(MODEL).unwrap();

@@ -7,6 +7,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::times::Times;
 use crate::planning::bound_graph::PlanningOptions;
 use crate::planning::overrides::PolicyOverrides;
+use crate::transform::lora::Lora;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::Optimizer;
 use crate::transform::rng_streams::RngStream;
@@ -21,6 +22,8 @@ pub struct Request {
     pub selection: Selection,
     /// Which copies of a weight are trained as one.
     pub ties: TieRequest,
+    /// Adapters that linear layers get. Then only they are trained, with what `selection.trainable` names.
+    pub lora: Option<Lora>,
     /// Numbers for named sizes, for planning only.
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph leaves out.

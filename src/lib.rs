@@ -38,6 +38,7 @@ pub mod attention;
 #[cfg(feature = "torch")]
 pub mod comparison;
 pub mod emit;
+pub mod export;
 pub mod frontend;
 #[cfg(feature = "torch")]
 pub mod measure;

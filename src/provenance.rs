@@ -9,6 +9,7 @@ use ckpt_passes::analysis::planned_sizes;
 use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::{Compiled, Request};
 use ckpt_passes::ir::Graph;
+use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::rng_streams::RngStream;
@@ -42,6 +43,8 @@ pub mod keys {
     pub const TRAINABLE: &str = "ckpt.trainable";
     /// A JSON list of patterns of frozen parameters.
     pub const FREEZE: &str = "ckpt.freeze";
+    /// The adapters that were added, as `--lora` takes them.
+    pub const LORA: &str = "ckpt.lora";
     /// A JSON list of `KEPT=COPY`: the initializers that were tied.
     pub const TIE: &str = "ckpt.tie";
     /// A JSON list of patterns of dropped outputs.
@@ -155,6 +158,10 @@ fn write_record(
             meta.insert(keys::FUSE.into(), "true".into());
         }
         meta.insert(keys::LOSS.into(), loss.to_string());
+        meta.remove(keys::LORA);
+        if let Some(lora) = &request.lora {
+            meta.insert(keys::LORA.into(), lora.to_string());
+        }
         let streams: Vec<String> = request
             .rng_streams
             .iter()
@@ -200,6 +207,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         .expected("true or false")
         .found(other)),
     };
+    let lora = meta.get(keys::LORA).map(|t| Lora::parse(t));
     let optimizer = meta.get(keys::OPTIMIZER).map(|t| Optimizer::parse(t));
     let chunks = |key: &str| match meta.get(key) {
         None => Ok(Tile::Off),
@@ -223,6 +231,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
                 .map(|t| TieRequest::parse_pair(t))
                 .collect::<Result<_>>()?,
         },
+        lora: lora.transpose()?,
         drop_outputs: list(keys::DROP_OUTPUT)?,
         rng_streams: list(keys::RNG_STREAM)?
             .iter()
@@ -250,6 +259,7 @@ mod tests {
         };
         request.rng_streams = vec![RngStream::parse("tp=*.attn,*.mlp").unwrap()];
         request.selection.freeze = vec!["emb\"ed*".into()];
+        request.lora = Some(Lora::parse("r=4,dropout=0.1,targets=*q*,*v*").unwrap());
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
         write_record(&mut graph, &request, "full", Some(&Loss::CausalLm), true);
         let (read, given) = read_record(&graph.meta).unwrap();
@@ -258,6 +268,7 @@ mod tests {
             (Loss::CausalLm, request.drop_outputs.clone())
         );
         assert_eq!(read.rng_streams, request.rng_streams);
+        assert_eq!(read.lora, request.lora);
         assert_eq!(read.selection.freeze, request.selection.freeze);
         assert!(given.inputs.is_empty() && read.selection.trainable.is_empty());
         assert!(read.fuse);

@@ -14,6 +14,7 @@
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
 use ckpt_passes::plan::{Constraint, Policy};
 use ckpt_passes::planning::overrides::{NamePattern, Override, Target};
+use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::tile::Tile;
@@ -189,6 +190,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         }
         ("loss", "") => options.loss = Loss::parse(value).map_err(|e| e.to_string())?,
         ("policy", "") => options.plan = Policy::parse(value).map_err(|e| e.to_string())?.into(),
+        ("lora", "") => options.lora = Some(Lora::parse(value).map_err(|e| e.to_string())?),
         ("optimizer", "") => {
             options.optimizer = Some(Optimizer::parse(value).map_err(|e| e.to_string())?);
         }

@@ -9,6 +9,7 @@ use crate::plan::planner::PlanOutcome;
 use crate::planning::bound_graph::BoundGraph;
 use crate::request::Request;
 use crate::transform::fuse::Fused;
+use crate::transform::lora::Adapters;
 use crate::transform::loss::{Loss, Seed};
 use crate::transform::optimizer::Updates;
 
@@ -84,6 +85,8 @@ pub struct Cx {
     pub warnings: Vec<String>,
     /// The initializers that `tie` replaced: the one that stays, and its copy.
     pub tied: Vec<(String, String)>,
+    /// The adapters that `lora` added.
+    pub adapters: Adapters,
     /// The ops that `fuse` added, and how often.
     pub fused: Fused,
     /// What `tile` cut: the node that makes the scores, and the chunk count.

@@ -28,8 +28,8 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &TIE, &SIMPLIFY, &FUSE, &LOSS, &AUTODIFF, &STRIP, &ATTENTION, &TILE, &OPTIMIZER, &PLAN,
-    &REMAT, &DCE,
+    &INFER, &TIE, &SIMPLIFY, &LORA, &FUSE, &LOSS, &AUTODIFF, &STRIP, &ATTENTION, &TILE, &OPTIMIZER,
+    &PLAN, &REMAT, &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -65,6 +65,22 @@ static SIMPLIFY: Pass = Pass {
     follows: None,
     idempotent: true,
     run: |graph, _| Ok(transform::simplify::simplify(graph)?.into()),
+};
+
+static LORA: Pass = Pass {
+    name: "lora",
+    from: &[Phase::Typed],
+    to: After::Same,
+    follows: None,
+    idempotent: false,
+    run: |graph, cx| {
+        let Some(lora) = &cx.request.lora else {
+            return Ok(Changed::No);
+        };
+        cx.adapters = transform::lora::add_adapters(graph, lora)?;
+        cx.warnings.extend(cx.adapters.warnings.iter().cloned());
+        Ok(Changed::Yes)
+    },
 };
 
 static FUSE: Pass = Pass {
@@ -116,7 +132,11 @@ static AUTODIFF: Pass = Pass {
     follows: Some("loss"),
     idempotent: false,
     run: |graph, cx| {
-        cx.parameters = parameters(graph, &cx.request.selection)?;
+        let selection = &cx.request.selection;
+        cx.parameters = match cx.request.lora {
+            Some(_) => parameters(graph, &cx.adapters.selection(selection))?,
+            None => parameters(graph, selection)?,
+        };
         let trained: Vec<_> = cx
             .parameters
             .iter()

@@ -85,6 +85,12 @@ impl Graph {
         self.add_value(name, Some(ty), Def::Init(tensor))
     }
 
+    /// Replaces the contents of an initializer by a tensor of the same type.
+    pub fn set_init(&mut self, id: ValueId, tensor: Tensor) {
+        debug_assert_eq!(self.values[id].ty.as_ref(), Some(&tensor.ty()));
+        self.values[id].def = Def::Init(tensor);
+    }
+
     /// Appends a graph output.
     pub fn add_output(&mut self, value: ValueId) {
         self.outputs.push(value);

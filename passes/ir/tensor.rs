@@ -102,6 +102,21 @@ impl Tensor {
         Tensor::new(dtype, [], bytes)
     }
 
+    /// A tensor of a floating-point type from row-major numbers, each rounded to nearest.
+    pub fn rounded(dtype: DType, dims: &[u64], numbers: impl Iterator<Item = f64>) -> Tensor {
+        let elements: u64 = dims.iter().product();
+        let mut bytes = Vec::with_capacity((elements * dtype.size_bytes()) as usize);
+        for number in numbers {
+            match dtype {
+                DType::F32 => bytes.extend((number as f32).to_le_bytes()),
+                DType::F16 => bytes.extend(half::f16::from_f64(number).to_le_bytes()),
+                DType::BF16 => bytes.extend(half::bf16::from_f64(number).to_le_bytes()),
+                _ => bytes.extend(number.to_le_bytes()),
+            }
+        }
+        Tensor::new(dtype, dims, bytes)
+    }
+
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.dims.iter().fold(1u64, |n, d| n.saturating_mul(*d))

@@ -6,6 +6,7 @@ pub mod dce;
 pub mod fuse;
 pub mod infer;
 pub mod joint;
+pub mod lora;
 pub mod loss;
 pub mod optimizer;
 pub mod order;

@@ -4,6 +4,7 @@
 //! adds options from a file, and [`replaced`] names the new spelling of options that were renamed.
 
 mod config;
+mod convert;
 mod doctor;
 mod explain;
 mod inspect;
@@ -30,7 +31,7 @@ use ckpt_passes::error::{Kind, Shortfall};
 use ckpt_passes::near::nearest;
 use ckpt_passes::{Error, Result};
 use clap::{Command, CommandFactory, Parser, Subcommand};
-use options::{plan as plans, runtime, train as train_options};
+use options::{convert as conversion, plan as plans, runtime, train as train_options};
 use output::{Console, print, print_error, print_json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -87,7 +88,7 @@ enum Verb {
     #[command(after_help = plans::DIFF_EXAMPLES)]
     Diff(plans::DiffArgs),
     /// Train a model on data within a memory budget, and write its weights
-    #[command(after_help = train_options::TRAIN_EXAMPLES, mut_arg("budget", |a| a.help_heading("Training")))]
+    #[command(after_help = train_options::TRAIN_EXAMPLES, mut_arg("budget", |a| a.help_heading("Training").display_order(3)))]
     Train(train_options::TrainArgs),
     /// Execute a graph and compare its memory with the prediction
     #[command(after_help = runtime::RUN_EXAMPLES)]
@@ -95,6 +96,9 @@ enum Verb {
     /// Check that two graphs compute the same values, or that a training graph has the right gradients
     #[command(after_help = runtime::VERIFY_EXAMPLES)]
     Verify(runtime::VerifyArgs),
+    /// Write trained weights as other tools load them: safetensors, the ONNX model, or a PEFT adapter
+    #[command(after_help = conversion::CONVERT_EXAMPLES)]
+    Convert(conversion::ConvertArgs),
     /// Measure this machine: writes a device profile for the cost model
     #[command(after_help = runtime::CALIBRATE_EXAMPLES)]
     Calibrate(runtime::CalibrateArgs),
@@ -127,6 +131,7 @@ impl Verb {
             Verb::Train(args) => args.console,
             Verb::Run(args) => args.console,
             Verb::Verify(args) => args.console,
+            Verb::Convert(args) => args.console,
             Verb::Calibrate(args) => args.console,
             Verb::Profile(args) => args.console,
             Verb::Overhead(args) => args.console,
@@ -160,6 +165,7 @@ impl Verb {
             Verb::Frontier(args) => plan::frontier(&args),
             Verb::Explain(args) => explain::run(&args),
             Verb::Diff(args) => plan::diff(&args),
+            Verb::Convert(args) => convert::run(&args),
             #[cfg(feature = "torch")]
             Verb::Run(args) => run::run(&args),
             #[cfg(feature = "torch")]

@@ -6,6 +6,7 @@ use super::progress;
 use ckpt_opt::comparison::ready;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
+use ckpt_opt::provenance::keys;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::generated;
 use ckpt_opt::runtime::session::Session;
@@ -180,9 +181,15 @@ pub fn run(args: &RunArgs) -> Result<()> {
         write_json(path, &chrome(&model.graph, &moments, run.static_bytes))?;
     }
     if let Some(path) = &args.outputs {
+        // `convert` then knows how adapters were added.
+        let lora = model.graph.meta.get_key_value(keys::LORA);
+        let meta = lora
+            .map(|(key, text)| (key.clone(), text.clone()))
+            .into_iter()
+            .collect();
         match args.framework_names {
-            true => tensors::write(path, &in_framework(&model.graph, &run.outputs))?,
-            false => tensors::write(path, &run.outputs)?,
+            true => tensors::write_with(path, &in_framework(&model.graph, &run.outputs), meta)?,
+            false => tensors::write_with(path, &run.outputs, meta)?,
         }
     }
     let report = Report {

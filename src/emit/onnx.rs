@@ -179,6 +179,21 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
     Ok(Package { model, sidecar })
 }
 
+/// Puts tensors into the initializers of a model that was read, in their order. Everything else stays.
+pub fn repackage(mut model: ModelProto, tensors: &[Tensor], weights: &Weights) -> Package {
+    let (mut sidecar, mut end) = (Vec::new(), 0);
+    let graph = model.graph.iter_mut();
+    let initializers = graph.flat_map(|graph| &mut graph.initializer);
+    for (old, tensor) in initializers.zip(tensors) {
+        *old = TensorProto {
+            doc_string: old.doc_string.take(),
+            metadata_props: std::mem::take(&mut old.metadata_props),
+            ..initializer(old.name(), tensor, weights, &mut sidecar, &mut end)
+        };
+    }
+    Package { model, sidecar }
+}
+
 /// Returns the opaque nodes, with the domain and version under which they were read.
 fn foreign(graph: &Graph) -> impl Iterator<Item = (NodeId, &str, i64)> {
     graph

@@ -5,9 +5,9 @@
 //! model's folder. A weight whose file is missing refers to the same file again.
 
 use super::file::{Batch, folder, refuse_overwrite};
-use super::onnx::{Weights, package};
-use crate::onnx::proto::MAX_MODEL_BYTES;
-use ckpt_passes::ir::{Data, Graph};
+use super::onnx::{Package, Weights, package, repackage};
+use crate::onnx::proto::{MAX_MODEL_BYTES, ModelProto};
+use ckpt_passes::ir::{Data, Graph, Tensor};
 use ckpt_passes::{Error, Result};
 use prost::Message;
 use std::collections::BTreeSet;
@@ -48,19 +48,48 @@ fn real_folder(path: &Path) -> PathBuf {
 /// Kind `Usage` if the output would replace an input, or if weights would be linked across folders; kind `Environment` if
 /// a file cannot be written. No file is left behind then.
 pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> {
+    let tensors = graph.inits().filter_map(|(_, value)| value.tensor());
+    let (weights, sidecar) = place(tensors, output, how)?;
+    let mut made = package(graph, &weights)?;
+    if how.weights.as_inputs {
+        made.declare_trained(graph);
+    }
+    write(&made, output, sidecar)
+}
+
+/// Writes a model that was read, with `tensors` as its initializers, in their order. Everything else stays as it is. Returns
+/// the written files.
+///
+/// # Errors
+/// See [`save`].
+pub fn save_model(
+    model: ModelProto,
+    tensors: &[Tensor],
+    output: &Path,
+    how: &Saving,
+) -> Result<Vec<PathBuf>> {
+    let (weights, sidecar) = place(tensors.iter(), output, how)?;
+    write(&repackage(model, tensors, &weights), output, sidecar)
+}
+
+/// Returns where weights go, and the path of the sidecar if there is one.
+fn place<'t>(
+    tensors: impl Iterator<Item = &'t Tensor>,
+    output: &Path,
+    how: &Saving,
+) -> Result<(Weights, Option<PathBuf>)> {
     let mut inside_bytes: u64 = 0;
     let mut locations: BTreeSet<&str> = BTreeSet::new();
     let mut absent: BTreeSet<&str> = BTreeSet::new();
-    for (_, value) in graph.inits() {
-        match value.tensor().map(|t| &t.data) {
-            Some(Data::Absent(place)) => {
+    for tensor in tensors {
+        match &tensor.data {
+            Data::Absent(place) => {
                 absent.insert(&place.location);
             }
-            Some(Data::Here { bytes, origin }) => {
+            Data::Here { bytes, origin } => {
                 inside_bytes = inside_bytes.saturating_add(bytes.len() as u64);
                 locations.extend(origin.as_ref().map(|o| o.location.as_ref()));
             }
-            None => {}
         }
     }
     let Some(name) = output.file_name().and_then(|n| n.to_str()) else {
@@ -105,10 +134,10 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
             refuse_overwrite(&sidecar_path, &inputs)?;
         }
     }
-    let mut made = package(graph, &weights)?;
-    if how.weights.as_inputs {
-        made.declare_trained(graph);
-    }
+    Ok((weights, has_sidecar.then_some(sidecar_path)))
+}
+
+fn write(made: &Package, output: &Path, sidecar: Option<PathBuf>) -> Result<Vec<PathBuf>> {
     let size_bytes = made.model.encoded_len() as u64;
     if size_bytes > MAX_MODEL_BYTES {
         return Err(Error::model(
@@ -119,8 +148,8 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
     }
     let mut batch = Batch::new();
     let mut written = Vec::new();
-    if has_sidecar {
-        batch.add(&sidecar_path, |out| {
+    if let Some(sidecar) = sidecar {
+        batch.add(&sidecar, |out| {
             let mut at: u64 = 0;
             for (offset, bytes) in &made.sidecar {
                 for _ in at..*offset {
@@ -131,7 +160,7 @@ pub fn save(graph: &Graph, output: &Path, how: &Saving) -> Result<Vec<PathBuf>> 
             }
             Ok(())
         })?;
-        written.push(sidecar_path);
+        written.push(sidecar);
     }
     let encoded = made.model.encode_to_vec();
     batch.add(output, |out| out.write_all(&encoded))?;

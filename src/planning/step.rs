@@ -63,6 +63,7 @@ impl TrainingStep {
                 request.selection != Default::default(),
                 "--trainable and --freeze",
             ),
+            (request.lora.is_some(), "--lora"),
             (request.loss != Default::default(), "--loss"),
             (request.optimizer.is_some(), "--optimizer"),
             (!request.overrides.is_empty(), "a choice of layers or ops"),

@@ -25,7 +25,7 @@ pub fn in_framework(graph: &Graph, tensors: &Tensors) -> Tensors {
 }
 
 /// Returns the transpose of a matrix whose contents are in memory.
-fn transposed(tensor: &Tensor) -> Option<Tensor> {
+pub fn transposed(tensor: &Tensor) -> Option<Tensor> {
     let [rows, columns] = tensor.dims.as_slice() else {
         return None;
     };

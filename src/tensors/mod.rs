@@ -14,6 +14,7 @@ pub mod npz;
 pub mod random;
 pub mod safetensors;
 
+use self::safetensors::Meta;
 use crate::emit::file::write_whole;
 use crate::frontend::file::{io_error, map};
 use ckpt_passes::{Error, Result};
@@ -48,8 +49,16 @@ pub fn read(path: &Path) -> Result<Tensors> {
 /// # Errors
 /// bfloat16 in npz, which has no such type; a disk that refuses.
 pub fn write(path: &Path, tensors: &Tensors) -> Result<()> {
+    write_with(path, tensors, Meta::new())
+}
+
+/// Writes tensors with metadata, for which npz has no place.
+///
+/// # Errors
+/// See [`write`].
+pub fn write_with(path: &Path, tensors: &Tensors, meta: Meta) -> Result<()> {
     let bytes = match path.extension().and_then(|e| e.to_str()) {
-        Some("safetensors") => safetensors::write(tensors)?,
+        Some("safetensors") => safetensors::write_with(tensors, meta)?,
         Some("npz") => npz::write(tensors)?,
         _ => {
             return Err(

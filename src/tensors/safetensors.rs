@@ -7,8 +7,11 @@ use bytes::Bytes;
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+
+/// Words about a file, by key.
+pub type Meta = BTreeMap<String, String>;
 
 fn ours(dtype: Dtype) -> Option<DType> {
     DType::ALL.into_iter().find(|d| theirs(*d) == dtype)
@@ -91,6 +94,7 @@ impl Entry {
 /// A name that is given twice; errors of `out` and `content`.
 pub fn stream(
     out: &mut dyn Write,
+    meta: Meta,
     mut entries: Vec<Entry>,
     content: &mut dyn FnMut(&Entry, &mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -116,7 +120,8 @@ pub fn stream(
     if names.len() < entries.len() {
         return Err(io::Error::other("two tensors have the same name"));
     }
-    let header = Metadata::new(None, infos).map_err(io::Error::other)?;
+    let meta = (!meta.is_empty()).then(|| meta.into_iter().collect());
+    let header = Metadata::new(meta, infos).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&header)?;
     let length = size_of::<u64>();
     header.resize(
@@ -128,11 +133,26 @@ pub fn stream(
     entries.iter().try_for_each(|entry| content(entry, out))
 }
 
+/// Returns the metadata of a file; none of one that is damaged or of another format.
+pub fn metadata(bytes: &[u8]) -> Meta {
+    let read = SafeTensors::read_metadata(bytes).ok();
+    let meta = read.and_then(|(_, meta)| meta.metadata().clone());
+    meta.into_iter().flatten().collect()
+}
+
 /// Writes all tensors as one file.
 ///
 /// # Errors
 /// A tensor whose content is missing.
 pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
+    write_with(tensors, Meta::new())
+}
+
+/// Writes all tensors as one file, with metadata.
+///
+/// # Errors
+/// See [`write`].
+pub fn write_with(tensors: &Tensors, meta: Meta) -> Result<Vec<u8>> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
         content(name, tensor)?;
@@ -143,7 +163,7 @@ pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
         });
     }
     let mut file = Vec::new();
-    let written = stream(&mut file, entries, &mut |entry, out| {
+    let written = stream(&mut file, meta, entries, &mut |entry, out| {
         let bytes = tensors.get(&entry.name).and_then(Tensor::bytes);
         bytes.map_or(Ok(()), |bytes| out.write_all(bytes))
     });
@@ -164,7 +184,10 @@ mod tests {
                 .collect::<Vec<u8>>();
             tensors.insert(dtype.to_string(), Tensor::new(dtype, [2, 1], content));
         }
-        let bytes = Bytes::from(write(&tensors).unwrap());
+        let meta = Meta::from([("format".to_string(), "pt".to_string())]);
+        let bytes = Bytes::from(write_with(&tensors, meta.clone()).unwrap());
+        assert_eq!(metadata(&bytes), meta);
+        assert!(metadata(&bytes[..9]).is_empty());
         assert_eq!(read(&bytes).unwrap(), tensors);
         for end in [0, 7, 40, bytes.len() - 1] {
             assert_eq!(read(&bytes.slice(..end)).unwrap_err().exit_code(), 2);

@@ -8,7 +8,7 @@
 use crate::emit::file::write_error;
 use crate::frontend::file::{io_error, map};
 use crate::tensors::Tensors;
-use crate::tensors::safetensors::{self, Entry};
+use crate::tensors::safetensors::{self, Entry, Meta};
 use crate::train::data::Position;
 use ckpt_passes::{Error, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -24,6 +24,7 @@ pub const FOLDER: &str = "checkpoints";
 /// The file that a run holds locked.
 const LOCK: &str = ".lock";
 const MANIFEST: &str = "manifest.json";
+/// `export::checkpoint` reads it too.
 const PARAMETERS: &str = "parameters.safetensors";
 const STATES: &str = "states.safetensors";
 /// How the names of folders begin that are not finished.
@@ -88,6 +89,8 @@ pub struct Checkpoint {
 
 /// The tensors to write: what they are, and which of them are parameters.
 pub struct Content {
+    /// Words about the parameters, for tools that read only their file.
+    pub meta: Meta,
     /// The parameters.
     pub parameters: Vec<Entry>,
     /// The optimizer states.
@@ -227,10 +230,14 @@ impl Checkpoints {
         let partial = self.folder.join(format!("{PARTIAL}step-{}", manifest.step));
         let write = || {
             std::fs::create_dir(&partial)?;
-            for (name, entries) in [(PARAMETERS, content.parameters), (STATES, content.states)] {
+            let files = [
+                (PARAMETERS, content.meta, content.parameters),
+                (STATES, Meta::new(), content.states),
+            ];
+            for (name, meta, entries) in files {
                 let file = File::create(partial.join(name))?;
                 let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
-                safetensors::stream(&mut out, entries, source)?;
+                safetensors::stream(&mut out, meta, entries, source)?;
                 out.flush()?;
                 let hash = FileHash {
                     bytes: out.bytes,
@@ -383,6 +390,7 @@ mod tests {
             dims: vec![n],
         };
         Content {
+            meta: Meta::new(),
             parameters: vec![entry("w", 3)],
             states: vec![entry("w.momentum", 5)],
         }

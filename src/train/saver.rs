@@ -2,6 +2,7 @@
 
 use super::checkpoint::{Checkpoints, Content, Manifest};
 use crate::place::Place;
+use crate::provenance::keys;
 use crate::runtime::device;
 use crate::runtime::session::Session;
 use crate::tensors::safetensors::Entry;
@@ -57,7 +58,12 @@ impl Saver {
     /// This checkpoint or the one before it cannot be written.
     pub fn save(&mut self, graph: &Graph, session: &Session, manifest: Manifest) -> Result<()> {
         self.wait()?;
+        let lora = graph.meta.get_key_value(keys::LORA);
         let mut content = Content {
+            meta: lora
+                .map(|(key, text)| (key.clone(), text.clone()))
+                .into_iter()
+                .collect(),
             parameters: Vec::new(),
             states: Vec::new(),
         };

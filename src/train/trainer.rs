@@ -22,11 +22,12 @@ use crate::frontend::given::Given;
 use crate::frontend::load;
 use crate::optimize::optimize;
 use crate::place::Place;
+use crate::provenance::keys;
 use crate::report::summary::Summary;
 use crate::rng::Rng;
 use crate::runtime::session::{Measured, Session};
 use crate::tensors::Tensors;
-use ckpt_passes::analysis::gradients::{states, trained, updated};
+use ckpt_passes::analysis::gradients::{has_backward, states, trained, updated};
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, DimKind, planned_sizes};
 use ckpt_passes::compile::Request;
@@ -168,7 +169,11 @@ pub struct Trained {
 
 /// A training graph, ready to be trained.
 pub struct Trainer {
+    /// The file that the graph was made from, and what was said about it.
+    source: (PathBuf, Given),
     graph: Graph,
+    /// Whether the graph was taken as it was written.
+    is_as_written: bool,
     /// What the plan costs, where it was made here.
     pub summary: Option<Summary>,
     /// What reading and planning had to say.
@@ -176,32 +181,37 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Reads a model and plans its training step; AdamW updates the parameters unless the request says otherwise. A
-    /// training graph that updates its parameters is taken as it is.
+    /// Reads a model and plans its training step. Without an optimizer in the request, AdamW updates each parameter as soon as
+    /// its gradient is complete; without outputs to drop, all but the loss are dropped. A training graph that updates its
+    /// parameters is taken as it is.
     ///
     /// # Errors
     /// A file that cannot be read; what any pass refuses; a graph without a loss or an update.
     pub fn load(path: &Path, given: &Given, request: &Request) -> Result<Trainer> {
         let mut model = load(path, given)?;
         let mut trainer = Trainer {
+            source: (path.into(), given.clone()),
             graph: Graph::new(""),
+            is_as_written: false,
             summary: None,
             warnings: std::mem::take(&mut model.warnings),
         };
         ready(&mut model.graph, path)?;
         if updated(&model.graph).is_empty() {
-            let optimizer = match request.optimizer {
-                None => Optimizer::parse("adamw")?,
-                Some(optimizer) => optimizer,
-            };
-            let request = Request {
-                optimizer: Some(optimizer),
-                ..request.clone()
-            };
+            let mut request = request.clone();
+            if request.optimizer.is_none() {
+                request.optimizer = Some(Optimizer::parse("adamw")?);
+                request.fuse_optimizer = true;
+            }
+            // Nobody reads forward results. The loss stays, whatever the pattern.
+            if !has_backward(&model.graph) && request.drop_outputs.is_empty() {
+                request.drop_outputs.push("*".into());
+            }
             let outcome = optimize(&mut model.graph, &request, &mut Watch::default())?;
             trainer.warnings.extend(outcome.warnings);
             trainer.summary = outcome.summary;
         } else {
+            trainer.is_as_written = true;
             trainer.warnings.push("the graph updates its parameters already, so it is trained as it is; options of the plan have no effect".into());
         }
         loss(&model.graph)?;
@@ -226,7 +236,7 @@ impl Trainer {
         let mut session = run.open()?;
         session.go_on(true);
         run.steps(&mut session)?;
-        run.finish(&session)
+        run.finish(&self.source, &session)
     }
 }
 
@@ -243,6 +253,8 @@ struct Run<'a> {
     total: u64,
     /// Runs of the graph in a step.
     runs: u64,
+    /// Whether the graph was taken as it was written.
+    is_as_written: bool,
     metrics: MetricsFile,
     events: EventFile,
     saver: Saver,
@@ -339,6 +351,7 @@ impl<'a> Run<'a> {
             manifest,
             total,
             runs,
+            is_as_written: trainer.is_as_written,
             metrics: MetricsFile::after(&options.out, resumed_from)?,
             events: EventFile::after(&options.out, resumed_from)?,
             saver: Saver::new(checkpoints.clone())?,
@@ -573,11 +586,24 @@ impl<'a> Run<'a> {
         loss.map(Some).map_err(|e| self.with_checkpoint(e))
     }
 
-    /// Writes the weights.
-    fn finish(mut self, session: &Session) -> Result<Trained> {
+    /// Writes the weights and the page.
+    fn finish(mut self, source: &(PathBuf, Given), session: &Session) -> Result<Trained> {
         if !self.done.is_interrupted {
             let path = self.options.out.join(weights::FILE);
-            for note in weights::write(&path, self.graph, session)? {
+            // A written training graph is not the model that adapters could be merged into: `convert` does that.
+            let lora = self
+                .graph
+                .meta
+                .get(keys::LORA)
+                .filter(|_| !self.is_as_written);
+            let notes = match lora {
+                Some(lora) => {
+                    let source = (source.0.as_path(), &source.1);
+                    weights::write_adapted(&self.options.out, source, (self.graph, session), lora)?
+                }
+                None => weights::write(&path, self.graph, session)?,
+            };
+            for note in notes {
                 self.warn(note);
             }
             self.done.model = Some(path);

@@ -13,6 +13,7 @@ const VERBS: &[&str] = &[
     "explain",
     "diff",
     "train",
+    "convert",
     "run",
     "verify",
     "calibrate",

@@ -112,6 +112,8 @@ fn what_is_printed_and_written_is_as_published() {
         satisfies(&file(&dir.path().join(name)), "plan.json");
     }
     satisfies(&run("diff p.json q.json --format json"), "difference.json");
+    let converted = run("convert model.onnx --to safetensors -o w.safetensors --format json");
+    satisfies(&converted, "conversion.json");
     for args in [
         "explain model.onnx --dim seq=32 --budget 70% --effort first --format json",
         "explain model.onnx layer:1 --dim seq=32 --policy selective --format json",

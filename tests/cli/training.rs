@@ -599,3 +599,54 @@ fn a_file_holds_the_options() {
     assert_eq!((a.len(), b.len()), (2, 3));
     assert_eq!(a, b[..2]);
 }
+
+#[test]
+fn adapters_are_trained_alone_merged_and_written() {
+    let dir = workplace();
+    let base = [
+        "convert",
+        "model.onnx",
+        "--to",
+        "safetensors",
+        "-o",
+        "base.safetensors",
+    ];
+    let done = call(dir.path(), &base);
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    let lora = [
+        "--lora",
+        "r=4,alpha=8,targets=*q_proj*,*v_proj*",
+        "--steps",
+        "4",
+    ];
+    let done = call(dir.path(), &args("out", &lora));
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    let out = dir.path().join("out");
+    let read = |path: PathBuf| tensors::read(&path).unwrap();
+    let (base, merged) = (
+        read(dir.path().join("base.safetensors")),
+        read(out.join("model.safetensors")),
+    );
+    assert!(base.keys().eq(merged.keys()));
+    for (name, tensor) in &base {
+        let is_adapted = name.contains("q_proj") || name.contains("v_proj");
+        assert_eq!(tensor != &merged[name], is_adapted, "{name}");
+    }
+    let adapter = read(out.join("adapter/adapter_model.safetensors"));
+    assert_eq!(adapter.len(), 8);
+    let checkpoint = [
+        "convert",
+        "model.onnx",
+        "out/checkpoints/step-4",
+        "--to",
+        "safetensors",
+        "-o",
+        "again.safetensors",
+    ];
+    let done = call(dir.path(), &checkpoint);
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    assert_eq!(read(dir.path().join("again.safetensors")), merged);
+    // Frozen weights are in no checkpoint.
+    let saved = read(out.join("checkpoints/step-4/parameters.safetensors"));
+    assert_eq!(saved.len(), 8);
+}

@@ -25,6 +25,8 @@ mod linalg;
 #[cfg(feature = "torch")]
 mod long_runs;
 #[cfg(feature = "torch")]
+mod lora;
+#[cfg(feature = "torch")]
 mod masks;
 #[cfg(feature = "torch")]
 mod offload;

@@ -3,6 +3,7 @@
 mod attention_patterns;
 #[cfg(feature = "torch")]
 mod data;
+mod export;
 mod exported_hostile;
 mod foreign;
 mod hostile;

@@ -3,6 +3,7 @@
 //! [`model`] says what the training step is, [`plan`] how to plan it, [`overrides`] which layers and ops to treat
 //! differently, [`runtime`] how to execute graphs and [`train`] how to train. [`parse`] reads values. `--help` groups options by these questions.
 
+pub mod convert;
 pub mod model;
 pub mod overrides;
 pub mod parse;

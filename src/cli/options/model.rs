@@ -8,6 +8,7 @@ use ckpt_passes::Result;
 use ckpt_passes::analysis::params::Selection;
 use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::Request;
+use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::rng_streams::RngStream;
@@ -57,6 +58,10 @@ pub struct Trained {
     /// Do not train parameters whose name matches; wins over --trainable
     #[arg(long, value_name = "PATTERN")]
     pub freeze: Vec<String>,
+    /// Add low-rank adapters to the linear layers that patterns name, and train only these, with what --trainable names:
+    /// r=16,alpha=32,targets=*q_proj*,*v_proj*. Further settings: dropout=P, rslora=true, dtype=f32, seed=N
+    #[arg(long, value_name = "KEY=VALUE,…", value_parser = by(Lora::parse))]
+    pub lora: Option<Lora>,
     /// Train two initializers as one weight. They must hold the same values, or one the transpose of the other. Copies that
     /// an exporter wrote of a tied weight are found without this
     #[arg(long = "tie", value_name = "KEPT=COPY", value_parser = by(TieRequest::parse_pair))]
@@ -132,6 +137,7 @@ impl Training {
             loss: self.loss.clone().unwrap_or_default(),
             selection: self.trained.selection(),
             ties: self.trained.ties(),
+            lora: self.trained.lora.clone(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
             rng_streams: self.rng_streams.clone(),

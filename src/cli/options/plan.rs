@@ -167,6 +167,7 @@ Examples:
   ckpt-opt model.onnx -o train.onnx --policy full --loss causal-lm --dim batch=8 --dim seq=128
   ckpt-opt model.onnx -o train.onnx --policy full --optimizer adamw --fuse-optimizer
   ckpt-opt model.onnx -o train.onnx --freeze '*wpe*' --drop-output logits --loss causal-lm
+  ckpt-opt model.onnx -o train.onnx --policy none --lora 'r=16,alpha=32,targets=c_attn,*c_fc*'
   ckpt-opt model.onnx -o train.onnx --policy full --layers GPT2Block --every 2 --save-ops aten.addmm
   ckpt-opt model.onnx -o train.onnx --policy none --recompute 'transformer.h.*.mlp.act'";
 
@@ -224,6 +225,7 @@ pub const INSPECT_EXAMPLES: &str = "\
 Examples:
   ckpt-opt inspect model.onnx
   ckpt-opt inspect traced.pt --input 'tokens:i64[2,7]'
+  ckpt-opt inspect model.onnx --lora 'r=16,alpha=32,targets=c_attn,*c_fc*'
   ckpt-opt inspect model.onnx --format json";
 
 /// Options of `inspect`.

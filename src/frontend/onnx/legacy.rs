@@ -61,11 +61,31 @@ pub fn names(graph: &mut Graph, file: &GraphProto) {
                 "Add" if in_norm => of_scope("bias"),
                 _ => None,
             };
-            if let Some(name) = name.filter(|n| !ids.contains_key(n) && !shared.contains_key(n)) {
+            let known = graph.origins.get(&id).map_or(&[][..], |o| &o.names);
+            let is_new = |name: &String| {
+                !ids.contains_key(name)
+                    && !shared.contains_key(name)
+                    && !known.iter().any(|first| is_later_call(name, first))
+            };
+            if let Some(name) = name.filter(is_new) {
                 add(graph, id, &name, node.op_type() == "MatMul");
             }
         }
     }
+}
+
+/// Returns true if a name comes from a later call of the module that `first` names: `shared_1.weight` for `shared.weight`.
+fn is_later_call(name: &str, first: &str) -> bool {
+    let is_number = |n: &str| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit());
+    let same = |(later, first): (&str, &str)| {
+        let rest = later
+            .strip_prefix(first)
+            .and_then(|rest| rest.strip_prefix('_'));
+        later == first || rest.is_some_and(is_number)
+    };
+    name != first
+        && name.split('.').count() == first.split('.').count()
+        && name.split('.').zip(first.split('.')).all(same)
 }
 
 /// Returns true for a name that a module gave to a parameter.
@@ -265,5 +285,17 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn a_module_that_is_called_twice_has_one_name() {
+        let nodes = vec![
+            product("/h.0/fc/MatMul", "onnx::MatMul_1"),
+            product("/h.0_1/fc/MatMul", "onnx::MatMul_1"),
+            product("/h.0/fc_2/MatMul", "onnx::MatMul_1"),
+            product("/h.1/fc/MatMul", "onnx::MatMul_1"),
+        ];
+        let names = ["h.0.fc.weight", "h.1.fc.weight"];
+        assert_eq!(found(nodes, &[]), [named("onnx::MatMul_1", &names)]);
     }
 }

@@ -1,0 +1,217 @@
+//! Tensors of a training run and the initializers of a model.
+//!
+//! A tensor may have the name of an initializer (`val_39`), then it is in the initializer's layout, or a name that the
+//! framework has for it (`fc.weight`), then it is in the framework's. `.updated` behind either is what a step with an optimizer
+//! calls the new value.
+
+use crate::tensors::Tensors;
+use crate::tensors::framework::transposed;
+use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::analysis::tied_weights::{TieRequest, ties};
+use ckpt_passes::error::near::nearest;
+use ckpt_passes::ir::{Graph, Tensor, ValueId};
+use ckpt_passes::transform::optimizer::{STATES, UPDATED};
+use ckpt_passes::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was matched.
+pub struct Matched {
+    /// The initializers that have a value among the tensors.
+    pub given: BTreeSet<ValueId>,
+    /// New contents of the initializers that differ from the model's.
+    pub changed: BTreeMap<ValueId, Tensor>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// A name of an initializer.
+struct Named {
+    id: ValueId,
+    transposed: bool,
+}
+
+/// Matches tensors to the initializers of a typed model.
+///
+/// # Errors
+/// A shape or type that does not fit, two values for one weight, a file that matches nothing.
+pub fn matched(graph: &Graph, tensors: &Tensors) -> Result<Matched> {
+    let names = names(graph);
+    let mut warnings = Vec::new();
+    let mut found: BTreeMap<ValueId, (String, Tensor)> = BTreeMap::new();
+    let mut unknown = Vec::new();
+    for (name, tensor) in tensors {
+        let plain = name.strip_suffix(UPDATED).unwrap_or(name);
+        let Some(named) = names.get(plain) else {
+            if !is_no_weight(plain) {
+                unknown.push(plain);
+            }
+            continue;
+        };
+        let tensor = fitted(graph, plain, named, tensor)?;
+        match found.get(&named.id) {
+            Some((other, first)) if first.bytes() != tensor.bytes() => {
+                let what =
+                    format!("`{plain}` and `{other}` are one weight and hold different values");
+                return Err(Error::usage("weights", what));
+            }
+            Some(_) => {}
+            None => {
+                found.insert(named.id, (plain.into(), tensor));
+            }
+        }
+    }
+    if let Some(first) = unknown.first() {
+        let near = nearest(first, names.keys().map(String::as_str), 1);
+        let near = near
+            .first()
+            .map_or(String::new(), |n| format!("; did you mean `{n}`?"));
+        warnings.push(format!(
+            "{} tensors have no weight of that name in the model, such as `{first}`{near}",
+            unknown.len()
+        ));
+    }
+    let differs = |id: &ValueId, new: &Tensor| {
+        let old = graph.value(*id).tensor();
+        old.is_none_or(|old| old.bytes().is_none() || old.bytes() != new.bytes())
+    };
+    let given = found.keys().copied().collect();
+    let changed = found.into_iter().map(|(id, (_, tensor))| (id, tensor));
+    Ok(Matched {
+        given,
+        changed: changed.filter(|(id, new)| differs(id, new)).collect(),
+        warnings,
+    })
+}
+
+/// Returns true for what a training step also outputs: states, gradients, the loss and the like.
+fn is_no_weight(name: &str) -> bool {
+    name.ends_with(".grad") || STATES.iter().any(|end| name.ends_with(end)) || !name.contains('.')
+}
+
+/// Returns every name of every initializer. A name that is both its own and the framework's is the framework's.
+fn names(graph: &Graph) -> BTreeMap<String, Named> {
+    let mut names = BTreeMap::new();
+    for (id, origin) in &graph.origins {
+        let is_matrix = graph.contains_value(*id) && graph.ty(*id).rank() == 2;
+        for name in origin.names.iter().filter(|_| graph.contains_value(*id)) {
+            let transposed = origin.transposed && is_matrix;
+            names.insert(
+                name.clone(),
+                Named {
+                    id: *id,
+                    transposed,
+                },
+            );
+        }
+    }
+    for (id, value) in graph.inits() {
+        let own = Named {
+            id,
+            transposed: false,
+        };
+        names.entry(value.name.clone()).or_insert(own);
+    }
+    names
+}
+
+/// Returns a tensor in the layout and type of an initializer.
+fn fitted(graph: &Graph, name: &str, named: &Named, given: &Tensor) -> Result<Tensor> {
+    let absent = || Error::environment("weights", format!("the content of `{name}` is absent"));
+    let tensor = match named.transposed {
+        true => transposed(given).ok_or_else(|| misfit(graph, name, named, given))?,
+        false => given.clone(),
+    };
+    let own = graph.value(named.id).tensor();
+    let own = own.ok_or_else(|| Error::bug("weights", "a name of no initializer"))?;
+    if own.dims != tensor.dims {
+        return Err(misfit(graph, name, named, given));
+    }
+    match (own.dtype, tensor.dtype) {
+        (a, b) if a == b => Ok(tensor),
+        (to, from) if to.is_float() && from.is_float() => {
+            tensor.bytes().ok_or_else(absent)?;
+            let numbers = (0..tensor.elements() as usize).filter_map(|i| tensor.get_f64(i));
+            Ok(Tensor::rounded(to, &tensor.dims, numbers))
+        }
+        (to, from) => Err(
+            Error::usage("weights", format!("`{name}` has another element type"))
+                .expected(to.to_string())
+                .found(from.to_string()),
+        ),
+    }
+}
+
+fn misfit(graph: &Graph, name: &str, named: &Named, tensor: &Tensor) -> Box<Error> {
+    let mut dims = graph
+        .value(named.id)
+        .tensor()
+        .map_or(Vec::new(), |t| t.dims.clone());
+    if named.transposed {
+        dims.reverse();
+    }
+    Error::usage(
+        "weights",
+        format!("`{name}` has another shape than in the model"),
+    )
+    .expected(format!("{dims:?}"))
+    .found(format!("{:?}", tensor.dims))
+}
+
+/// Initializers that are copies of one weight, and whether each is the transpose of the other.
+pub type Copies = Vec<(ValueId, ValueId, bool)>;
+
+/// Returns the copies that an exporter wrote of tied weights.
+///
+/// # Errors
+/// See [`parameters`].
+pub fn copies(graph: &Graph) -> Result<Copies> {
+    let parameters = parameters(graph, &Selection::default())?;
+    let found = ties(graph, &parameters, &TieRequest::default())?.found;
+    let each = found
+        .iter()
+        .flat_map(|t| [(t.kept, t.copy), (t.copy, t.kept)].map(|(a, b)| (a, b, t.transposed)));
+    Ok(each.collect())
+}
+
+/// Gives the copies of a weight its value, which training knows once.
+pub fn follow(copies: &Copies, weight: ValueId, values: &mut BTreeMap<ValueId, Tensor>) {
+    let Some(new) = values.get(&weight).cloned() else {
+        return;
+    };
+    for (_, copy, turned) in copies.iter().filter(|(from, ..)| *from == weight) {
+        let turned = match turned {
+            true => transposed(&new),
+            false => Some(new.clone()),
+        };
+        values.extend(turned.map(|tensor| (*copy, tensor)));
+    }
+}
+
+/// Returns all parameters of a graph under the framework's names and in its layout. A weight of several names is there
+/// under each.
+///
+/// # Errors
+/// A weight whose file is absent.
+pub fn in_framework(graph: &Graph) -> Result<Tensors> {
+    let mut all = Tensors::new();
+    let all_known = parameters(graph, &Selection::default())?.into_iter();
+    // The framework has no such parameter; the reader has told of it.
+    for parameter in all_known.filter(|p| p.folded_from.is_empty()) {
+        let Some(tensor) = graph.value(parameter.value).tensor() else {
+            continue;
+        };
+        let name = &parameter.name;
+        let absent =
+            || Error::environment("weights", format!("the file that holds `{name}` is absent"));
+        tensor.bytes().ok_or_else(absent)?;
+        let turned = match parameter.transposed {
+            true => transposed(tensor),
+            false => None,
+        };
+        let own = turned.unwrap_or_else(|| tensor.clone());
+        for name in parameter.aliases.iter().chain([&parameter.name]) {
+            all.insert(name.clone(), own.clone());
+        }
+    }
+    Ok(all)
+}
