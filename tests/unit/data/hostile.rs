@@ -146,7 +146,7 @@ fn requests_that_cannot_be_read_are_refused() {
     let lines = file(dir.path(), "a.jsonl", b"{\"text\": \"ab\"}");
     fails(
         &request(&lines, 1, 4),
-        &["needs a tokenizer", "--tokenizer"],
+        &["error[tokenizer]", "needs a tokenizer", "--tokenizer"],
     );
     fails(
         &text_request(lines.clone(), &dir.path().join("none.json")),
