@@ -5,7 +5,7 @@
 //! dropout is a weight and is read once.
 
 use super::convert::tch_error;
-use super::kernels::{copy_into, empty};
+use super::device;
 use ckpt_passes::Result;
 use ckpt_passes::ops::random::Key;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ impl FixedDraws {
         device: Device,
     ) -> Result<FixedDraws> {
         let slots: BTreeSet<(usize, usize)> = keys.collect();
-        let words = empty(&[slots.len() as i64, 2], Kind::Int, device)?;
+        let words = device::at(device).empty(&[slots.len() as i64, 2], Kind::Int)?;
         let word = |key: usize, at: i64| {
             let row = words.f_select(0, key as i64);
             let word = row.and_then(|row| row.f_select(0, at));
@@ -57,7 +57,9 @@ impl FixedDraws {
             let key = Key::new(number(*seed)?, number(*stream)?);
             words.extend(key.words().map(|word| word as i32));
         }
-        copy_into(&self.words, &Tensor::from_slice(&words).view([-1, 2]))
+        let here = Tensor::from_slice(&words).view([-1, 2]);
+        let copied = self.words.shallow_clone().f_copy_(&here);
+        copied.map_err(|e| tch_error(&e))
     }
 
     /// Returns the words of a key, int32 scalars on the device.
