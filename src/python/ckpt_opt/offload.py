@@ -7,6 +7,7 @@ the place of the host's memory, and a transfer has ended when its op returns.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import tempfile
 
@@ -14,7 +15,6 @@ import torch
 
 from ckpt_opt.joint import bytes_of
 
-_lanes: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
 _transfers: dict[int, torch.cuda.Event] = {}
 """When a transfer ends, by the address of the tensor that it writes."""
 
@@ -71,9 +71,15 @@ def in_file(tensor: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(mapped, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
+@functools.cache
+def _lane(device: torch.device, way: str) -> torch.cuda.Stream:
+    """Returns the stream of a device for a direction."""
+    return torch.cuda.Stream(device)
+
+
 def _copy(to: torch.Tensor, source: torch.Tensor, device: torch.device, way: str) -> None:
     """Begins to copy on the stream of a direction, after what the device was told before."""
-    lane = _lanes.setdefault((device, way), torch.cuda.Stream(device))
+    lane = _lane(device, way)
     lane.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(lane):
         to.copy_(source, non_blocking=True)
