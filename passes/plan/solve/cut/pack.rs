@@ -48,8 +48,11 @@ impl Cut<'_> {
                     best = Some(with);
                 }
             }
-            runs = joined(&runs, &parts[at]);
-            now = self.chosen(&runs, low.price);
+            // One that is as heavy as what is known ends the room, and others might fill it.
+            if now.weight + parts[at].weight < limit(&best) {
+                runs = joined(&runs, &parts[at]);
+                now = self.chosen(&runs, low.price);
+            }
         }
         if now.kept <= self.room && now.weight < limit(&best) {
             best = Some(now);

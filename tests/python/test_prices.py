@@ -1,0 +1,49 @@
+"""Floating-point operations of ops for which PyTorch has no formula, or a wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from ckpt_opt.prices import flops_of
+
+
+def counted(work: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_the_backward_of_a_grouped_convolution_is_twice_its_forward(groups: int) -> None:
+    x, weight = torch.ones(2, 8, 6, 6), torch.ones(16, 8 // groups, 3, 3)
+    forward = counted(lambda: F.conv2d(x, weight, padding=1, groups=groups))
+    options = ([0], [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    for mask in ([True, True, False], [False, True, False]):
+        values = ((torch.ones(2, 16, 6, 6), x, weight, *options, mask), {})
+        assert flops_of(torch.ops.aten.convolution_backward.default, values, None) == sum(mask) * forward
+
+
+def test_grouped_products_count_as_their_groups_one_by_one() -> None:
+    offsets = torch.tensor([3, 5, 9], dtype=torch.int32)
+    rows, tables = torch.ones(9, 4), torch.ones(3, 4, 6)
+    cases = {
+        "rows": ((rows, tables), [(rows[a:b], tables[i]) for i, (a, b) in enumerate([(0, 3), (3, 5), (5, 9)])]),
+        "columns": (
+            (tables.transpose(1, 2), rows.T),
+            [(tables[i].T, rows[a:b].T) for i, (a, b) in enumerate([(0, 3), (3, 5), (5, 9)])],
+        ),
+        "sums": (
+            (rows.T, torch.ones(9, 6)),
+            [(rows[a:b].T, torch.ones(9, 6)[a:b]) for a, b in [(0, 3), (3, 5), (5, 9)]],
+        ),
+        "whole": ((torch.ones(3, 5, 4), tables), [(torch.ones(5, 4), tables[i]) for i in range(3)]),
+    }
+    for name, (operands, groups) in cases.items():
+        one_by_one = sum(counted(lambda a=a, b=b: a @ b) for a, b in groups)
+        found = flops_of(torch.ops.aten._grouped_mm.default, ((*operands, offsets), {}), None)
+        assert found == one_by_one > 0, name
