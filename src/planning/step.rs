@@ -64,7 +64,7 @@ impl TrainingStep {
                 "--trainable and --freeze",
             ),
             (request.loss != Default::default(), "--loss"),
-            (request.optimizer.is_some(), "--optimizer"),
+            (request.updates.optimizer.is_some(), "--optimizer"),
             (!request.overrides.is_empty(), "a choice of layers or ops"),
         ];
         if let Some((_, option)) = asked.iter().find(|(given, _)| *given) {

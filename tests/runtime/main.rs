@@ -43,3 +43,5 @@ mod support;
 mod tiling;
 #[cfg(feature = "torch")]
 mod tiling_chains;
+#[cfg(feature = "torch")]
+mod update_options;

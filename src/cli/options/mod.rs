@@ -1,10 +1,11 @@
 //! The options of every command, with their help and examples.
 //!
 //! [`model`] says what the training step is, [`plan`] how to plan it, [`overrides`] which layers and ops to treat
-//! differently, and [`runtime`] how to execute graphs. [`parse`] reads values. `--help` groups options by these questions.
+//! differently, [`updates`] what updates parameters, and [`runtime`] how to execute graphs. [`parse`] reads values. `--help` groups options by these questions.
 
 pub mod model;
 pub mod overrides;
 pub mod parse;
 pub mod plan;
 pub mod runtime;
+pub mod updates;
