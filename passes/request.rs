@@ -9,7 +9,7 @@ use crate::planning::bound_graph::PlanningOptions;
 use crate::planning::overrides::PolicyOverrides;
 use crate::transform::lora::Lora;
 use crate::transform::loss::Loss;
-use crate::transform::optimizer::Optimizer;
+use crate::transform::optimizer::UpdateOptions;
 use crate::transform::rng_streams::RngStream;
 use crate::transform::tile::Tiles;
 
@@ -36,10 +36,8 @@ pub struct Request {
     /// Whether the head and the loss, and chains of ops on tokens, are computed in chunks, so that wide values never exist
     /// whole; results may be rounded otherwise. With a budget the planner chooses chunk counts that are left open.
     pub tile: Tiles,
-    /// What updates the parameters in the graph.
-    pub optimizer: Option<Optimizer>,
-    /// Whether each update runs as soon as its gradient is complete; gradients are no outputs then.
-    pub fuse_optimizer: bool,
+    /// What updates the parameters in the graph, and how.
+    pub updates: UpdateOptions,
     /// Device whose rates and memory the cost model and automatic budgets use.
     pub device: Device,
     /// Measured times of nodes, instead of the cost model's.

@@ -11,7 +11,7 @@ use ckpt_passes::compile::{Compiled, Request};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::rng_streams::RngStream;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result};
@@ -39,6 +39,29 @@ pub mod keys {
     pub const OPTIMIZER: &str = "ckpt.optimizer";
     /// `true` where each update runs as soon as its gradient is complete.
     pub const FUSE_OPTIMIZER: &str = "ckpt.fuse_optimizer";
+    /// A JSON list of patterns of parameters without weight decay.
+    pub const NO_DECAY: &str = "ckpt.no_decay";
+    /// `true` where parameters of rank 0 and 1 have no weight decay.
+    pub const NO_DECAY_VECTORS: &str = "ckpt.no_decay_vectors";
+    /// The largest norm of the gradient.
+    pub const CLIP: &str = "ckpt.clip";
+    /// The number of micro-batches in an update, where gradients are accumulated.
+    pub const ACCUMULATE: &str = "ckpt.accumulate";
+    /// `true` where the loss is scaled.
+    pub const LOSS_SCALE: &str = "ckpt.loss_scale";
+    /// `true` where 16-bit parameters have float32 master weights.
+    pub const MASTER_WEIGHTS: &str = "ckpt.master_weights";
+    /// The keys that say how parameters are updated.
+    pub const UPDATES: [&str; 8] = [
+        OPTIMIZER,
+        FUSE_OPTIMIZER,
+        NO_DECAY,
+        NO_DECAY_VECTORS,
+        CLIP,
+        ACCUMULATE,
+        LOSS_SCALE,
+        MASTER_WEIGHTS,
+    ];
     /// A JSON list of patterns of trainable parameters.
     pub const TRAINABLE: &str = "ckpt.trainable";
     /// A JSON list of patterns of frozen parameters.
@@ -91,12 +114,32 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
             meta.insert(key.into(), chunks.to_string());
         }
     }
-    if let Some(optimizer) = &request.optimizer {
-        meta.insert(keys::OPTIMIZER.into(), optimizer.to_string());
-        if request.fuse_optimizer {
-            meta.insert(keys::FUSE_OPTIMIZER.into(), "true".into());
-        }
+    if let Some(optimizer) = &request.updates.optimizer {
+        record_updates(meta, optimizer, &request.updates);
     }
+}
+
+fn record_updates(
+    meta: &mut BTreeMap<String, String>,
+    optimizer: &Optimizer,
+    options: &UpdateOptions,
+) {
+    let truth = |is_so: bool| is_so.then(|| "true".to_string());
+    let list = |names: &[String]| (!names.is_empty()).then(|| list_text(names));
+    let texts = [
+        (keys::OPTIMIZER, Some(optimizer.to_string())),
+        (keys::FUSE_OPTIMIZER, truth(options.fuse)),
+        (keys::NO_DECAY, list(&options.no_decay)),
+        (keys::NO_DECAY_VECTORS, truth(options.no_decay_vectors)),
+        (keys::CLIP, options.clip.map(|most| most.to_string())),
+        (keys::ACCUMULATE, options.accumulate.map(|n| n.to_string())),
+        (keys::LOSS_SCALE, truth(options.loss_scale)),
+        (keys::MASTER_WEIGHTS, truth(options.master_weights)),
+    ];
+    let given = texts
+        .into_iter()
+        .filter_map(|(key, text)| Some((key, text?)));
+    meta.extend(given.map(|(key, text)| (key.to_string(), text)));
 }
 
 /// Returns the largest number of chunks among tiled regions.
@@ -126,9 +169,9 @@ pub fn derivative_order(graph: &Graph) -> Result<u32> {
 
 /// Drops the record of earlier derivatives from a graph that was just differentiated. `before` counts those derivatives.
 fn forget_earlier(graph: &mut Graph, before: u32) {
-    use keys::{FUSE_OPTIMIZER, OPTIMIZER, ORDER, OUTPUT_NAMES, TILE, TILE_MLP};
+    use keys::{ORDER, OUTPUT_NAMES, TILE, TILE_MLP, UPDATES};
     let meta = &mut graph.meta;
-    for key in [ORDER, TILE, TILE_MLP, OPTIMIZER, FUSE_OPTIMIZER] {
+    for key in UPDATES.into_iter().chain([ORDER, TILE, TILE_MLP]) {
         meta.remove(key);
     }
     if before > 0 {
@@ -209,6 +252,9 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
     };
     let lora = meta.get(keys::LORA).map(|t| Lora::parse(t));
     let optimizer = meta.get(keys::OPTIMIZER).map(|t| Optimizer::parse(t));
+    let clip = meta.get(keys::CLIP).map(|t| UpdateOptions::parse_clip(t));
+    let accumulate = meta.get(keys::ACCUMULATE);
+    let accumulate = accumulate.map(|t| UpdateOptions::parse_accumulate(t));
     let chunks = |key: &str| match meta.get(key) {
         None => Ok(Tile::Off),
         Some(chunks) => Tile::parse(chunks),
@@ -239,8 +285,16 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             .collect::<Result<_>>()?,
         fuse: truth(keys::FUSE)?,
         tile,
-        optimizer: optimizer.transpose()?,
-        fuse_optimizer: truth(keys::FUSE_OPTIMIZER)?,
+        updates: UpdateOptions {
+            optimizer: optimizer.transpose()?,
+            fuse: truth(keys::FUSE_OPTIMIZER)?,
+            no_decay: list(keys::NO_DECAY)?,
+            no_decay_vectors: truth(keys::NO_DECAY_VECTORS)?,
+            clip: clip.transpose()?,
+            accumulate: accumulate.transpose()?,
+            loss_scale: truth(keys::LOSS_SCALE)?,
+            master_weights: truth(keys::MASTER_WEIGHTS)?,
+        },
         ..Request::default()
     };
     Ok((request, Given::recorded(meta)?))

@@ -16,7 +16,7 @@ use ckpt_passes::plan::{Constraint, Policy};
 use ckpt_passes::planning::overrides::{NamePattern, Override, Target};
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Kind, text};
 use std::fmt::Write;
@@ -192,9 +192,18 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         ("policy", "") => options.plan = Policy::parse(value).map_err(|e| e.to_string())?.into(),
         ("lora", "") => options.lora = Some(Lora::parse(value).map_err(|e| e.to_string())?),
         ("optimizer", "") => {
-            options.optimizer = Some(Optimizer::parse(value).map_err(|e| e.to_string())?);
+            options.updates.optimizer = Some(Optimizer::parse(value).map_err(|e| e.to_string())?);
         }
-        ("fuse_optimizer", "") => options.fuse_optimizer = value == "true",
+        ("clip", "") => {
+            let most = UpdateOptions::parse_clip(value);
+            options.updates.clip = Some(most.map_err(|e| e.to_string())?);
+        }
+        ("accumulate", "") => options.updates.accumulate = value.parse().ok(),
+        ("no_decay", "") => options.updates.no_decay.push(value.into()),
+        ("no_decay_vectors", "") => options.updates.no_decay_vectors = value == "true",
+        ("loss_scale", "") => options.updates.loss_scale = value == "true",
+        ("master_weights", "") => options.updates.master_weights = value == "true",
+        ("fuse_optimizer", "") => options.updates.fuse = value == "true",
         ("tile", "") => options.tile.loss = Tile::parse(value).map_err(|e| e.to_string())?,
         ("tile-mlp", "") => options.tile.mlp = Tile::parse(value).map_err(|e| e.to_string())?,
         ("every", "") => options.overrides.every = value.parse().ok(),

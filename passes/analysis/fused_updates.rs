@@ -6,8 +6,8 @@
 
 use crate::ir::{DType, Graph, NodeId, OpDef, ValueId};
 use crate::ops::optimizer::{
-    ADAM_MEAN, ADAM_SQUARE, ADAMW, BETA, BETA1, BETA2, DAMPENING, EPS, MOMENTUM, MOMENTUM_FACTOR,
-    SGD, WEIGHT_DECAY, decimal,
+    ADAM_MEAN, ADAM_SQUARE, ADAMW, APPLY, BETA, BETA1, BETA2, DAMPENING, EPS, GRAD_SCALE, MOMENTUM,
+    MOMENTUM_FACTOR, SGD, WEIGHT_DECAY, decimal,
 };
 use rustc_hash::FxHashMap;
 
@@ -97,7 +97,12 @@ fn fused(
     // Each of the nodes may read a copy of its own.
     let mut gradients = readers.map(|r| graph.node(r).operand(1).map(|v| graph.origin(v)));
     let gradient = gradients.next()??;
-    let is_one = gradients.all(|of| of == Some(gradient));
+    let is_one = gradients.all(|of| of == Some(gradient))
+        && states
+            .iter()
+            .chain([&id])
+            .all(|node| is_plain(graph, *node))
+        && graph.ty(gradient).dtype == graph.ty(parameter).dtype;
     let scalars = scalar_slots.iter().map(|slot| node.operand(*slot));
     let scalars = scalars.collect::<Option<Vec<ValueId>>>()?;
     let is_read = !graph.value(node.outs[0]).uses().is_empty();
@@ -110,6 +115,14 @@ fn fused(
         scalars,
         states: states.iter().map(|state| positions[state]).collect(),
     })
+}
+
+/// Returns true if neither the gradient of an update is scaled nor the update left out at times.
+fn is_plain(graph: &Graph, id: NodeId) -> bool {
+    let node = graph.node(id);
+    let slots = node.op.ins.iter().enumerate();
+    let mut optional = slots.filter(|(_, slot)| matches!(slot.name, GRAD_SCALE | APPLY));
+    optional.all(|(i, _)| node.operand(i).is_none())
 }
 
 type Parts = (UpdateFormula, Vec<NodeId>, &'static [usize]);

@@ -1,6 +1,7 @@
 //! What a training graph trains: gradients by their names, optimizer updates, and the states that updates keep.
 
 use crate::ir::{Def, Graph, Node, NodeId, Origin, Role, ValueId};
+use crate::ops::optimizer::REPLACE;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Suffixes of gradient names: ours, then those of ONNX Runtime with and without its accumulation buffer. Parameters of
@@ -118,6 +119,34 @@ pub fn counts_steps(graph: &Graph) -> bool {
         graph.value(*v).name == STEP && uses.any(|u| graph.node(u.node).op.is_update())
     };
     graph.inputs().iter().any(reads_it)
+}
+
+/// What a state holds before the first step of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Zeros; false for a truth value.
+    Zeros,
+    /// The elements of a parameter, in the type of the state.
+    Widened(ValueId),
+}
+
+/// Returns what an input of [`states`] holds before the first step: a master weight is the parameter that is its rounding.
+pub fn start(graph: &Graph, state: ValueId) -> Start {
+    let later = |v: ValueId| {
+        let mut uses = graph.value(v).uses().iter();
+        let by = uses.find(|u| u.slot == 0 && graph.node(u.node).op.is_update());
+        by.map(|u| graph.node(u.node).outs[0])
+    };
+    let rounded = |v: ValueId| {
+        let readers = graph.value(v).uses().iter().map(|u| graph.node(u.node));
+        let mut roundings = readers.filter(|n| n.op == &REPLACE && n.operand(1) == Some(v));
+        roundings.find_map(|n| {
+            n.operand(0)
+                .filter(|p| matches!(graph.value(*p).def, Def::Init(_)))
+        })
+    };
+    let parameter = later(state).and_then(rounded);
+    parameter.map_or(Start::Zeros, Start::Widened)
 }
 
 /// Returns the inputs that are optimizer states: tensors that updates update and that are no parameters.

@@ -9,7 +9,7 @@
 
 use crate::error::{Error, Result};
 use crate::glob;
-use crate::ir::op::Domain;
+use crate::ir::op::{Domain, Indices};
 use crate::ir::{Graph, OpDef, SecondaryMap, ValueId};
 use crate::ops;
 use crate::ops::loss::is_class_weight;
@@ -89,23 +89,48 @@ fn mark(
     trainable: bool,
     option: &str,
 ) -> Result<()> {
-    let mut hit = false;
+    check_pattern(graph, list.iter().map(|p| p.value), pattern, option)?;
     for parameter in list.iter_mut() {
-        let initializer = &graph.value(parameter.value).name;
-        let mut names = parameter
-            .aliases
-            .iter()
-            .chain(&parameter.folded_from)
-            .chain([&parameter.name, initializer]);
-        if names.any(|name| glob::matches(pattern, name)) {
+        if names(graph, parameter.value).any(|name| glob::matches(pattern, name)) {
             parameter.trainable = trainable;
-            hit = true;
         }
     }
-    if hit {
+    Ok(())
+}
+
+/// Returns the names of a parameter: those of the framework, those of parameters that were folded into it, and the
+/// initializer's.
+pub fn names(graph: &Graph, parameter: ValueId) -> impl Iterator<Item = &str> {
+    let origin = graph.origins.get(&parameter);
+    let given = origin
+        .into_iter()
+        .flat_map(|o| o.names.iter().chain(&o.folded_from));
+    let own = &graph.value(parameter).name;
+    given.chain([own]).map(String::as_str)
+}
+
+/// Returns true for a table of which a node takes rows by index.
+pub fn is_looked_up(graph: &Graph, parameter: ValueId) -> bool {
+    let mut uses = graph.value(parameter).uses().iter();
+    uses.any(|u| u.slot == 0 && graph.node(u.node).op.indices == Indices::OfAxis)
+}
+
+/// Checks that a pattern, given as `option`, matches one of `parameters`.
+///
+/// # Errors
+/// Names some of the parameters.
+pub fn check_pattern(
+    graph: &Graph,
+    parameters: impl Iterator<Item = ValueId> + Clone,
+    pattern: &str,
+    option: &str,
+) -> Result<()> {
+    let is_named = |v: ValueId| names(graph, v).any(|name| glob::matches(pattern, name));
+    if parameters.clone().any(is_named) {
         return Ok(());
     }
-    let known: Vec<&str> = list.iter().map(|p| p.name.as_str()).take(12).collect();
+    let known = parameters.take(12).filter_map(|v| names(graph, v).next());
+    let known: Vec<&str> = known.collect();
     let what = format!("{option} `{pattern}` matches no parameter");
     Err(Error::usage("pattern", what)
         .found(format!("parameters such as {}", known.join(", ")))

@@ -16,7 +16,7 @@ use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
 use crate::transform::loss::Loss;
-use crate::transform::optimizer::{Updates, add_updates};
+use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
 
 const ANY: &[Phase] = &[
@@ -147,6 +147,9 @@ static AUTODIFF: Pass = Pass {
             return Err(Error::usage("parameters", "there is no parameter to train")
                 .help("see `ckpt-opt inspect MODEL`, --trainable and --freeze"));
         }
+        if cx.request.updates.optimizer.is_some() && cx.request.updates.loss_scale {
+            scale_loss(graph, &mut cx.seeds)?;
+        }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
         let zero: Vec<String> = zero_gradients(graph)
             .into_iter()
@@ -226,7 +229,7 @@ static TILE: Pass = Pass {
                     request: &request.plan,
                     cut: &|graph, tiles| {
                         let (loss, mlps) = cut(graph, tiles, &binding)?;
-                        update(graph, request)?;
+                        add_updates(graph, &request.updates)?;
                         Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
                     input: &|graph| Ok(bound(graph, &binding, request)?.input),
@@ -277,12 +280,6 @@ fn bound(graph: &Graph, binding: &Binding, request: &Request) -> Result<BoundGra
     BoundGraph::new(graph, binding, request.planning_options())
 }
 
-/// Adds the updates that are asked for.
-fn update(graph: &mut Graph, request: &Request) -> Result<Option<Updates>> {
-    let add = |optimizer| add_updates(graph, &optimizer, request.fuse_optimizer);
-    request.optimizer.map(add).transpose()
-}
-
 static OPTIMIZER: Pass = Pass {
     name: "optimizer",
     from: &[Phase::Training],
@@ -290,7 +287,7 @@ static OPTIMIZER: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
-        let Some(updates) = update(graph, &cx.request)? else {
+        let Some(updates) = add_updates(graph, &cx.request.updates)? else {
             return Ok(Changed::No);
         };
         cx.warnings.extend(

@@ -58,6 +58,7 @@ names! {
     POW = "Pow";
     RANGE = "Range";
     RECIPROCAL = "Reciprocal";
+    REDUCE_L2 = "ReduceL2";
     REDUCE_MAX = "ReduceMax";
     REDUCE_MEAN = "ReduceMean";
     REDUCE_PROD = "ReduceProd";

@@ -65,7 +65,7 @@ impl TrainingStep {
             ),
             (request.lora.is_some(), "--lora"),
             (request.loss != Default::default(), "--loss"),
-            (request.optimizer.is_some(), "--optimizer"),
+            (request.updates.optimizer.is_some(), "--optimizer"),
             (!request.overrides.is_empty(), "a choice of layers or ops"),
         ];
         if let Some((_, option)) = asked.iter().find(|(given, _)| *given) {

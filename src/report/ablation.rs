@@ -83,15 +83,14 @@ pub fn ablation(
             offload: request.plan.offload,
             ..Policy::NONE.into()
         },
-        fuse_optimizer: false,
         ..request.clone()
     };
-    let step = |tile: Tiles, fuse_optimizer: bool| {
-        let request = Request {
+    let step = |tile: Tiles, fuse: bool| {
+        let mut request = Request {
             tile,
-            fuse_optimizer,
             ..plain.clone()
         };
+        request.updates.fuse = fuse;
         TrainingStep::of_graph(&mut graph.clone(), &request)
     };
     let chunkings: Vec<Tiles> = match request.tile == Tiles::default() {
@@ -116,7 +115,7 @@ pub fn ablation(
         ("recompute", planned(&whole, false)?),
         ("chunks", planned(&chunkings, false)?),
     ];
-    if request.optimizer.is_some() {
+    if request.updates.may_fuse() {
         sets.push(("fused optimizer", planned(&whole, true)?));
         sets.push(("all", planned(&chunkings, true)?));
     }

@@ -4,9 +4,11 @@
 //! replaces that weight. A tensor that matches nothing is ignored, and a note lists it.
 
 use super::named::Tensors;
-use ckpt_passes::analysis::gradients::{self, STEP};
-use ckpt_passes::ir::{Graph, Tensor, Ty, ValueId};
+use ckpt_passes::analysis::gradients::{self, STEP, Start};
+use ckpt_passes::ir::{DType, Graph, Tensor, Ty, ValueId};
+use ckpt_passes::transform::optimizer::{APPLY, LOSS_SCALE, RESTART};
 use ckpt_passes::{Error, Result};
+use half::{bf16, f16};
 use std::collections::BTreeMap;
 
 /// Tensors matched to a graph.
@@ -81,20 +83,36 @@ impl Feed {
         Ok(feed)
     }
 
-    /// Sets missing optimizer states to zeros and a missing step number to 1.
+    /// Sets what training starts from where it is missing: optimizer states ([`gradients::start`]), step number 1, a scale
+    /// of the loss of 1, and that the step applies. A master weight stays missing where its parameter has no data.
     pub fn start_training(&mut self, graph: &Graph) {
         for id in gradients::states(graph) {
-            let (name, ty) = (&graph.value(id).name, graph.ty(id));
-            if let Some(dims) = ty.static_dims().filter(|_| !self.inputs.contains_key(name)) {
-                let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
-                let bytes = dims.iter().product::<u64>() * ty.dtype.size_bytes();
-                let zeros = Tensor::new(ty.dtype, dims, vec![0; bytes as usize]);
-                self.inputs.insert(name.clone(), zeros);
+            let name = &graph.value(id).name;
+            if self.inputs.contains_key(name) {
+                continue;
             }
+            let first = match gradients::start(graph, id) {
+                Start::Zeros => zeros(graph.ty(id)),
+                Start::Widened(parameter) => {
+                    let parameter = graph.value(parameter);
+                    let weight = self.weights.get(&parameter.name);
+                    let weight = weight.or_else(|| parameter.tensor());
+                    weight.and_then(widened)
+                }
+            };
+            self.inputs
+                .extend(first.map(|tensor| (name.clone(), tensor)));
         }
-        if gradients::counts_steps(graph) {
-            let first = || Tensor::int(1);
-            self.inputs.entry(STEP.into()).or_insert_with(first);
+        let named = |name: &str| graph.inputs().iter().any(|v| graph.value(*v).name == name);
+        let defaults = [
+            (STEP, gradients::counts_steps(graph), Tensor::int(1)),
+            (APPLY, named(RESTART), Tensor::new(DType::Bool, [], vec![1])),
+            (LOSS_SCALE, true, Tensor::scalar(DType::F32, 1.0)),
+        ];
+        for (name, is_meant, tensor) in defaults {
+            if is_meant && named(name) {
+                self.inputs.entry(name.into()).or_insert(tensor);
+            }
         }
     }
 
@@ -154,6 +172,28 @@ impl Feed {
     }
 }
 
+/// Returns zeros of a type; `None` if it names sizes.
+fn zeros(ty: &Ty) -> Option<Tensor> {
+    let dims: Vec<u64> = ty.static_dims()?.iter().map(|d| *d as u64).collect();
+    let bytes = dims.iter().product::<u64>() * ty.dtype.size_bytes();
+    Some(Tensor::new(ty.dtype, dims, vec![0; bytes as usize]))
+}
+
+/// Returns a tensor in float32, if it is of 16 bits and its contents are here.
+fn widened(tensor: &Tensor) -> Option<Tensor> {
+    let halves = tensor.bytes()?.chunks_exact(2).map(|b| [b[0], b[1]]);
+    let bytes: Vec<u8> = match tensor.dtype {
+        DType::BF16 => halves
+            .flat_map(|b| bf16::from_le_bytes(b).to_f32().to_le_bytes())
+            .collect(),
+        DType::F16 => halves
+            .flat_map(|b| f16::from_le_bytes(b).to_f32().to_le_bytes())
+            .collect(),
+        _ => return None,
+    };
+    Some(Tensor::new(DType::F32, tensor.dims.clone(), bytes))
+}
+
 fn check(ty: &Ty, tensor: &Tensor, what: &str) -> Result<()> {
     let fits = |(dim, size): (&ckpt_passes::ir::Dim, &u64)| {
         dim.as_const().is_none_or(|n| n == *size as i64)
@@ -172,7 +212,6 @@ fn check(ty: &Ty, tensor: &Tensor, what: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_passes::ir::DType;
     use ckpt_passes::text;
 
     fn graph() -> Graph {

@@ -12,6 +12,7 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, Sizes, planned_sizes};
 use ckpt_passes::ir::op::Indices;
 use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
+use ckpt_passes::transform::optimizer::{APPLY, LOSS_SCALE};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 
@@ -63,9 +64,16 @@ enum Numbers {
     Rate,
     Step,
     Square,
+    /// That an update applies.
+    Yes,
 }
 
 fn kind(graph: &Graph, input: ValueId) -> Numbers {
+    match graph.value(input).name.as_str() {
+        APPLY if graph.ty(input).dtype == DType::Bool => return Numbers::Yes,
+        LOSS_SCALE => return Numbers::Square,
+        _ => {}
+    }
     let uses = graph.value(input).uses().iter();
     let mut updates = uses.filter(|u| graph.node(u.node).op.is_update());
     let Some(used) = updates.next() else {
@@ -167,7 +175,7 @@ impl Source {
         match self.kind {
             Numbers::Rate => x.abs() / 128.0,
             Numbers::Square => x.abs(),
-            Numbers::Any | Numbers::Step => x,
+            Numbers::Any | Numbers::Step | Numbers::Yes => x,
         }
     }
 
@@ -191,7 +199,9 @@ impl Source {
                     bytes.extend((int.min(i16::MAX as i64) as i16).to_le_bytes())
                 }
                 DType::I8 | DType::U8 => bytes.push(int.min(i8::MAX as i64) as u8),
-                DType::Bool => bytes.push((int & 1) as u8),
+                DType::Bool => {
+                    bytes.push(((int & 1) != 0 || self.kind == Numbers::Yes) as u8);
+                }
             }
         }
         Tensor::new(dtype, dims, bytes)

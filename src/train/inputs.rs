@@ -78,9 +78,6 @@ pub fn numbers(
     Ok(())
 }
 
-/// The metadata key of the number of runs that gradients are accumulated over.
-const ACCUMULATE: &str = "ckpt.accumulate";
-
 /// Returns how many runs of a training graph make an update.
 ///
 /// # Errors
@@ -89,10 +86,10 @@ pub fn runs_per_update(graph: &Graph) -> Result<u64> {
     if !takes(graph, Number::Apply) {
         return Ok(1);
     }
-    let recorded = graph.meta.get(ACCUMULATE);
+    let recorded = graph.meta.get(keys::ACCUMULATE);
     let runs = recorded.and_then(|text| text.parse().ok());
     runs.filter(|n| *n > 0).ok_or_else(|| {
-        let what = format!("metadata `{ACCUMULATE}` does not say how many runs make an update");
+        let what = format!("metadata `{}` does not say how many runs make an update", keys::ACCUMULATE);
         Error::model("metadata", what).expected("a number from 1")
     })
 }

@@ -32,8 +32,7 @@ use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, DimKind, planned_sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::{Graph, ValueId};
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::ir::{DType, Graph, ValueId};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -199,9 +198,15 @@ impl Trainer {
         ready(&mut model.graph, path)?;
         if updated(&model.graph).is_empty() {
             let mut request = request.clone();
-            if request.optimizer.is_none() {
-                request.optimizer = Some(Optimizer::parse("adamw")?);
-                request.fuse_optimizer = true;
+            if request.updates.optimizer.is_none() {
+                request.updates = request.updates.for_training();
+            }
+            // The gradients of float16 results would vanish.
+            let graph = &model.graph;
+            let has_f16 = graph.inits().any(|(id, _)| graph.ty(id).dtype == DType::F16);
+            if has_f16 {
+                request.updates.loss_scale = true;
+                request.updates.fuse &= request.updates.may_fuse();
             }
             // Nobody reads forward results. The loss stays, whatever the pattern.
             if !has_backward(&model.graph) && request.drop_outputs.is_empty() {

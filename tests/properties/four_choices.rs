@@ -14,7 +14,7 @@ use ckpt_passes::plan::{
 use ckpt_passes::testing::Random;
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::tile::{Tile, Tiles};
 
 const CASES: usize = 40;
@@ -97,8 +97,11 @@ impl Case {
                 loss,
                 mlp: Tile::Off,
             },
-            optimizer: self.optimizer,
-            fuse_optimizer: self.optimizer.is_some(),
+            updates: UpdateOptions {
+                optimizer: self.optimizer,
+                fuse: self.optimizer.is_some(),
+                ..UpdateOptions::default()
+            },
             stop_after: Some("plan".into()),
             ..Request::default()
         };

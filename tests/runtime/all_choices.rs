@@ -15,7 +15,7 @@ use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, PlanRequest, Policy};
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use std::path::Path;
 
@@ -42,8 +42,11 @@ fn step(tile: Tiles, fuse_optimizer: bool) -> Request {
         device: device(),
         drop_outputs: vec!["*".into()],
         tile,
-        optimizer: Some(Optimizer::parse("sgd:momentum=0.9").unwrap()),
-        fuse_optimizer,
+        updates: UpdateOptions {
+            optimizer: Some(Optimizer::parse("sgd:momentum=0.9").unwrap()),
+            fuse: fuse_optimizer,
+            ..UpdateOptions::default()
+        },
         ..Request::default()
     }
 }

@@ -17,7 +17,7 @@ use ckpt_passes::ops::{Builder, EmitExt, matmul, norm, random as rng};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::testing::{Style, models, transformer};
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -61,7 +61,10 @@ fn step(mut graph: Graph, loss: &str, chunks: Tile, optimizer: Option<&str>) -> 
             ..Tiles::default()
         },
         drop_outputs: vec!["logits".into()],
-        optimizer: optimizer.map(|text| Optimizer::parse(text).unwrap()),
+        updates: UpdateOptions {
+            optimizer: optimizer.map(|text| Optimizer::parse(text).unwrap()),
+            ..UpdateOptions::default()
+        },
         ..Request::default()
     };
     compile(&mut graph, &request, &mut Watch::default()).unwrap_or_else(|e| panic!("{e}"));

@@ -15,7 +15,7 @@ use ckpt_passes::compile::{self, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{Offload, OffloadSet, OffloadTarget, PlanRequest, Policy};
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_torch::memory;
 use std::path::Path;
 
@@ -42,7 +42,10 @@ fn compiled(offload: Offload, optimizer: Option<&str>) -> Graph {
             }
         },
         dims: dims(),
-        optimizer: optimizer.map(|o| Optimizer::parse(o).unwrap()),
+        updates: UpdateOptions {
+            optimizer: optimizer.map(|o| Optimizer::parse(o).unwrap()),
+            ..UpdateOptions::default()
+        },
         ..compile::Request::default()
     };
     compile(&mut graph, &request, &mut Watch::default()).unwrap();

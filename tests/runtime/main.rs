@@ -45,3 +45,5 @@ mod support;
 mod tiling;
 #[cfg(feature = "torch")]
 mod tiling_chains;
+#[cfg(feature = "torch")]
+mod update_options;

@@ -24,7 +24,7 @@ use ckpt_passes::planning::GraphProblem;
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::random_schedule;
 use ckpt_passes::testing::updates::random_updates;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::remat::remat;
 use std::path::{Path, PathBuf};
 
@@ -37,16 +37,16 @@ const FIXTURES: [&str; 6] = [
     "llama32_mask",
 ];
 
-fn path(name: &str) -> PathBuf {
+pub fn path(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     root.join(name).join("model.onnx")
 }
 
-fn dims() -> Vec<(String, i64)> {
+pub fn dims() -> Vec<(String, i64)> {
     vec![("batch".into(), 2), ("seq".into(), 24)]
 }
 
-fn request(optimizer: &str, fuse_optimizer: bool, budget: Option<f64>) -> Request {
+pub fn request(optimizer: &str, fuse_optimizer: bool, budget: Option<f64>) -> Request {
     Request {
         plan: PlanRequest {
             effort: Effort::First,
@@ -55,14 +55,17 @@ fn request(optimizer: &str, fuse_optimizer: bool, budget: Option<f64>) -> Reques
         dims: dims(),
         fuse: true,
         drop_outputs: vec!["*".into()],
-        optimizer: Some(Optimizer::parse(optimizer).unwrap()),
-        fuse_optimizer,
+        updates: UpdateOptions {
+            optimizer: Some(Optimizer::parse(optimizer).unwrap()),
+            fuse: fuse_optimizer,
+            ..UpdateOptions::default()
+        },
         ..Request::default()
     }
 }
 
 /// `None` where nothing fits into the budget.
-fn compiled(name: &str, request: &Request) -> Option<Graph> {
+pub fn compiled(name: &str, request: &Request) -> Option<Graph> {
     let mut graph = load(&path(name), &Given::default()).unwrap().graph;
     match optimize(&mut graph, request, &mut Watch::default()) {
         Ok(_) => Some(graph),
@@ -71,7 +74,7 @@ fn compiled(name: &str, request: &Request) -> Option<Graph> {
     }
 }
 
-fn session(graph: &Graph) -> Session<'_> {
+pub fn session(graph: &Graph) -> Session<'_> {
     Session::new(graph, &Default::default(), None, Place::Cpu, Rng::default()).unwrap()
 }
 
@@ -92,7 +95,7 @@ fn run(graph: &Graph, arena: bool) -> Measured {
 }
 
 /// Runs a graph on the CPU, with the kernels and blocks of a kind of device.
-fn run_as(graph: &Graph, arena: bool, device: DeviceKind) -> Measured {
+pub fn run_as(graph: &Graph, arena: bool, device: DeviceKind) -> Measured {
     let _turn = torch::alone();
     let inputs = random::inputs(graph, &named_dims(graph), 3).unwrap();
     let mut session = session(graph);
@@ -219,8 +222,7 @@ fn a_written_file_keeps_its_updates_and_is_never_written_to() {
     assert!(std::fs::read(&file).unwrap() == bytes);
     // Planned anew: the updates stay, and a second optimizer is refused.
     let anew = Request {
-        optimizer: None,
-        fuse_optimizer: false,
+        updates: UpdateOptions::default(),
         ..request("adamw", true, None)
     };
     let anew = Request {
@@ -234,7 +236,10 @@ fn a_written_file_keeps_its_updates_and_is_never_written_to() {
     assert!(unplanned.peak_bytes > ours.peak_bytes);
     let mut twice = load(&file, &Given::default()).unwrap().graph;
     let second = Request {
-        optimizer: Some(Optimizer::parse("sgd").unwrap()),
+        updates: UpdateOptions {
+            optimizer: Some(Optimizer::parse("sgd").unwrap()),
+            ..UpdateOptions::default()
+        },
         ..anew
     };
     let error = optimize(&mut twice, &second, &mut Watch::default());

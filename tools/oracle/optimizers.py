@@ -3,7 +3,8 @@
     python tools optimizers --ckpt-opt BINARY [--steps 4]
 
 Every optimizer and setting of SETTINGS trains two fixtures, one in float32 and one in bfloat16. Each step starts from the
-result of the last one, at another learning rate. The reference receives the gradients that the graph computes.
+result of the last one, at another learning rate. The reference receives the gradients that the graph computes, and clips them
+by torch.nn.utils.clip_grad_norm_. Lion, which torch.optim lacks, is that of its publication (arXiv 2302.06675).
 
 - float32: after each step, parameters and states agree with torch.optim within tolerance.py. torch.optim runs on its own
   from the first step. Both our runtime and ONNX Runtime are checked, with the same file.
@@ -30,7 +31,53 @@ from tools.lib.onnx_runtime import run_session, session_of
 from tools.lib.tolerance import HALF_PRECISION_FACTOR, Worst, compare, largest, measured, pick
 
 UPDATED = ".updated"
-# Ours, and what torch.optim calls it.
+
+
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of the publication."""
+
+    def __init__(self, parameters, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0):
+        super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                mean = state.setdefault("exp_avg", torch.zeros_like(parameter))
+                direction = (mean * beta1 + parameter.grad * (1 - beta1)).sign_()
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
+                mean.mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon for matrices, AdamW for all else. The iteration keeps the type of the gradient, as ours does."""
+
+    def __init__(self, parameters, lr: float, tables: set[int], **settings):
+        groups = list(parameters)
+        every = [p for group in groups for p in group["params"]]
+        super().__init__(groups, {"lr": lr})
+        is_matrix = [p.dim() == 2 and id(p) not in tables for p in every]
+        decay = settings.get("weight_decay", 0.1)
+        self.parts = [
+            torch.optim.Muon([p for p, m in zip(every, is_matrix, strict=True) if m], lr=lr, **settings),
+            torch.optim.AdamW([p for p, m in zip(every, is_matrix, strict=True) if not m], lr=lr, weight_decay=decay),
+        ]
+
+    def step(self, closure=None) -> None:
+        cast = torch.Tensor.bfloat16
+        torch.Tensor.bfloat16 = torch.Tensor.clone  # type: ignore[method-assign]
+        try:
+            for part in self.parts:
+                part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+                part.step()
+                self.state.update(part.state)
+        finally:
+            torch.Tensor.bfloat16 = cast  # type: ignore[method-assign]
+
+
+# Ours, and what torch.optim calls it; further options, which `Reference` follows.
 SETTINGS = [
     ("sgd", torch.optim.SGD, {}),
     ("sgd:weight_decay=0.1", torch.optim.SGD, {"weight_decay": 0.1}),
@@ -52,7 +99,37 @@ SETTINGS = [
         {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.0},
     ),
 ]
-STATES = {".momentum": "momentum_buffer", ".exp_avg": "exp_avg", ".exp_avg_sq": "exp_avg_sq"}
+OPTIONS = [
+    ("adamw", torch.optim.AdamW, {}, ("--clip", "0.5")),
+    ("sgd:momentum=0.9", torch.optim.SGD, {"momentum": 0.9}, ("--clip", "2")),
+    ("adamw:weight_decay=0.1", torch.optim.AdamW, {"weight_decay": 0.1}, ("--no-decay-vectors",)),
+    ("lion", Lion, {}, ()),
+    ("lion:beta1=0.95,beta2=0.98,weight_decay=0.1", Lion, {"betas": (0.95, 0.98), "weight_decay": 0.1}, ()),
+    ("adafactor", torch.optim.Adafactor, {}, ()),
+    (
+        "adafactor:beta2_decay=-0.5,d=2,weight_decay=0.1",
+        torch.optim.Adafactor,
+        {"beta2_decay": -0.5, "d": 2.0, "weight_decay": 0.1},
+        (),
+    ),
+    ("muon", Muon, {}, ()),
+    (
+        "muon:momentum=0.9,nesterov=false,match_rms_adamw=true",
+        Muon,
+        {"momentum": 0.9, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"},
+        (),
+    ),
+]
+STATES = {
+    ".momentum": "momentum_buffer",
+    ".exp_avg": "exp_avg",
+    ".exp_avg_sq": "exp_avg_sq",
+    ".row_var": "row_var",
+    ".col_var": "col_var",
+    ".variance": "variance",
+}
+# Words of the tables that the fixtures look up.
+TABLES = ("wte", "wpe", "embed_tokens")
 MODELS = [("gpt2", "causal-lm"), ("llama32_bf16", "causal-lm")]
 RATES = [1e-3, 1e-2, 3e-4, 2e-3]
 
@@ -62,18 +139,31 @@ def tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Reference:
-    """torch.optim over parameters of one type."""
+    """torch.optim over parameters of one type, with the options of ours."""
 
-    def __init__(self, parameters: dict[str, np.ndarray], make, settings: dict, dtype: torch.dtype):
+    def __init__(
+        self, parameters: dict[str, np.ndarray], make, settings: dict, asked: tuple[str, ...], dtype: torch.dtype
+    ):
         self.parameters = {n: torch.nn.Parameter(tensor(p, dtype)) for n, p in parameters.items()}
         self.dtype = dtype
-        self.optimizer = make(self.parameters.values(), lr=1.0, **settings)
+        self.clip = float(asked[asked.index("--clip") + 1]) if "--clip" in asked else None
+        groups = [{"params": list(self.parameters.values())}]
+        if "--no-decay-vectors" in asked:
+            vectors = [p for p in self.parameters.values() if p.dim() <= 1]
+            groups[0]["params"] = [p for p in self.parameters.values() if p.dim() > 1]
+            groups.append({"params": vectors, "weight_decay": 0.0})
+        if make is Muon:
+            settings = settings | {"tables": {id(p) for n, p in self.parameters.items() if any(w in n for w in TABLES)}}
+        self.optimizer = make(groups, lr=1.0, **settings)
 
     def step(self, gradients: dict[str, np.ndarray], lr: float) -> dict[str, np.ndarray]:
         """Returns parameters and states under our names."""
-        self.optimizer.param_groups[0]["lr"] = lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         for name, parameter in self.parameters.items():
             parameter.grad = tensor(gradients[name], self.dtype)
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
         self.optimizer.step()
         after = {}
         for name, parameter in self.parameters.items():
@@ -125,9 +215,13 @@ def steps_of(run, feeds: dict[str, np.ndarray], counts: bool, steps: int):
 def trial(
     compiler: Compiler, model: str, loss: str, setting: tuple, steps: int, folder: Path
 ) -> list[tuple[str, Worst]]:
-    words, make, settings = setting
+    words, make, settings, asked = setting
+    if make is torch.optim.Adafactor:
+        # By default it is the epsilon of the parameters' type, also where the reference computes in a wider one.
+        own = torch.bfloat16 if model.endswith("bf16") else torch.float32
+        settings = settings | {"eps": (torch.finfo(own).eps, 1e-3)}
     train = folder / "train.onnx"
-    optimizing = Compiler(compiler.binary, options=("--optimizer", words, "--drop-output", "*", "--weights-as-inputs"))
+    optimizing = Compiler(compiler.binary, options=("--optimizer", words, *asked, "--drop-output", "*", "--weights-as-inputs"))
     optimizing.optimize(options.FIXTURES / model / "model.onnx", train, "none", loss, {"batch": 2, "seq": 8})
     case = read_tensors(options.FIXTURES / model / "case.npz")
     inspected = compiler.inspect(train)
@@ -143,7 +237,7 @@ def trial(
     rows: list[tuple[str, Worst]] = []
     start = initial(train)
     if model.endswith("bf16"):
-        reference, exact = (Reference(start, make, settings, t) for t in (torch.bfloat16, torch.float64))
+        reference, exact = (Reference(start, make, settings, asked, t) for t in (torch.bfloat16, torch.float64))
         for step, lr, gradients, updates in steps_of(in_ours, feeds, counts, steps):
             results = (judged.step(gradients, lr) for judged in (reference, exact))
             rows.append((f"step {step}", judge_narrow(updates, *results)))
@@ -157,7 +251,7 @@ def trial(
 
     # Each goes its own way, by its own gradients.
     for name, run in (("ours", in_ours), ("ONNX Runtime", in_onnxruntime)):
-        reference = Reference(start, make, settings, torch.float32)
+        reference = Reference(start, make, settings, asked, torch.float32)
         for step, lr, gradients, updates in steps_of(run, feeds, counts, steps):
             wanted_updates = reference.step(gradients, lr)
             rows.append((f"{name}, step {step}", compare(updates, wanted_updates, largest(wanted_updates))))
@@ -186,13 +280,13 @@ def main() -> int:
     compiler = Compiler(arguments.ckpt_opt)
     failed = 0
     for model, loss in MODELS:
-        for setting in SETTINGS:
+        for setting in [*((*plain, ()) for plain in SETTINGS), *OPTIONS]:
             with tempfile.TemporaryDirectory() as folder:
                 rows = trial(compiler, model, loss, setting, arguments.steps, Path(folder))
             bad = [(label, worst) for label, worst in rows if worst.problem or worst.ratio > 1.0]
             failed += bool(bad)
             top = pick([worst for _, worst in rows])
-            print(f"{'fail' if bad else 'pass'}  {model:14} {setting[0]:50} worst {top}")
+            print(f"{'fail' if bad else 'pass'}  {model:14} {' '.join([setting[0], *setting[3]]):60} worst {top}")
             for label, worst in bad:
                 print(f"      {label}: {worst}")
     return 1 if failed else 0

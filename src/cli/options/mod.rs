@@ -1,7 +1,8 @@
 //! The options of every command, with their help and examples.
 //!
 //! [`model`] says what the training step is, [`plan`] how to plan it, [`overrides`] which layers and ops to treat
-//! differently, [`runtime`] how to execute graphs and [`train`] how to train. [`parse`] reads values. `--help` groups options by these questions.
+//! differently, [`updates`] what updates parameters, [`runtime`] how to execute graphs and [`train`] how to train. [`parse`] reads
+//! values. `--help` groups options by these questions.
 
 pub mod convert;
 pub mod model;
@@ -10,3 +11,4 @@ pub mod parse;
 pub mod plan;
 pub mod runtime;
 pub mod train;
+pub mod updates;

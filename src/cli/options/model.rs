@@ -2,6 +2,7 @@
 
 use super::overrides::Overrides;
 use super::parse::{by, dim, switch};
+use super::updates::Updates;
 use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::tensors::{self, feed};
 use ckpt_passes::Result;
@@ -10,7 +11,6 @@ use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::Request;
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::transform::rng_streams::RngStream;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use clap::{ArgAction, Args};
@@ -120,15 +120,8 @@ pub struct Training {
     /// (as many chunks as pay off within the budget; a fixed rule without one) or a number
     #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
     pub tile_mlp: Tile,
-    /// Update the parameters in the graph: sgd or adamw, perhaps with settings as in PyTorch
-    /// (sgd:momentum=0.9,weight_decay=0.01; adamw:beta2=0.95). New inputs are lr, step and the state, new outputs
-    /// <parameter>.updated and <state>.updated
-    #[arg(long, value_name = "NAME[:SETTINGS]", value_parser = by(Optimizer::parse), help_heading = "Optimizer")]
-    pub optimizer: Option<Optimizer>,
-    /// Run each update as soon as its gradient is complete, so that gradients never all live at once. Gradients are no
-    /// outputs then
-    #[arg(long, requires = "optimizer", help_heading = "Optimizer")]
-    pub fuse_optimizer: bool,
+    #[command(flatten)]
+    pub updates: Updates,
 }
 
 impl Training {
@@ -146,8 +139,7 @@ impl Training {
                 loss: self.tile_loss,
                 mlp: self.tile_mlp,
             },
-            optimizer: self.optimizer,
-            fuse_optimizer: self.fuse_optimizer,
+            updates: self.updates.options(),
             ..Request::default()
         }
     }

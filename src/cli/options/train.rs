@@ -122,15 +122,10 @@ impl TrainArgs {
     pub fn request(&self) -> Result<Request> {
         let mut request = self.step.request();
         self.goal.apply(&mut request)?;
-        let optimizer = match request.optimizer {
-            None => Optimizer::parse("adamw")?,
-            Some(optimizer) => optimizer,
-        };
-        request.optimizer = Some(match self.weight_decay {
-            None => optimizer,
-            Some(decay) => with_weight_decay(&optimizer, decay)?,
-        });
-        request.fuse_optimizer = true;
+        request.updates = request.updates.for_training();
+        if let (Some(optimizer), Some(decay)) = (&mut request.updates.optimizer, self.weight_decay) {
+            *optimizer = with_weight_decay(optimizer, decay)?;
+        }
         Ok(request)
     }
 }

@@ -16,7 +16,7 @@ use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Graph, Tensor as Constant};
 use ckpt_passes::plan::{Offload, OffloadSet, OffloadTarget, PlanRequest, Policy};
 use ckpt_passes::text;
-use ckpt_passes::transform::optimizer::Optimizer;
+use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_torch::bytes;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -87,8 +87,11 @@ fn training(name: &str, optimizer: Option<&str>) -> Graph {
     let request = Request {
         fuse: true,
         drop_outputs: vec!["*".into()],
-        optimizer: optimizer.map(|text| Optimizer::parse(text).unwrap()),
-        fuse_optimizer: optimizer.is_some(),
+        updates: UpdateOptions {
+            optimizer: optimizer.map(|text| Optimizer::parse(text).unwrap()),
+            fuse: optimizer.is_some(),
+            ..UpdateOptions::default()
+        },
         ..Request::default()
     };
     optimize(&mut graph, &request, &mut Watch::default()).unwrap();

@@ -2,6 +2,7 @@
 
 use super::context::*;
 use ckpt_passes::analysis::fused_updates::UpdateFormula;
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ops::optimizer::*;
 
 use Factor::{Here, There};
@@ -12,6 +13,10 @@ kernels! {
     ADAM_MEAN => adam_mean;
     ADAM_SQUARE => adam_square;
     ADAMW => adamw;
+    LION => lion;
+    ADD_GRADIENT => add_gradient;
+    REPLACE => replace;
+    L2_NORM => l2_norm;
 }
 
 fn attr(cx: &KernelCx, name: &str) -> f64 {
@@ -105,11 +110,11 @@ fn sgd(cx: &KernelCx) -> Result<Vec<Tensor>> {
             (Here(1.0 - lr * decay), Here(-lr), Here(-lr * momentum))
         }
     };
-    in_blocks(cx, &[1, 3], 0, &|to, given, _| {
-        scale(to, &keep)?;
-        add_scaled(to, &given[0], &down)?;
-        match given.get(1) {
-            Some(buffer) => add_scaled(to, buffer, &along),
+    in_blocks(cx, &SGD_SLOTS, &|block| {
+        scale(&block.to, &keep)?;
+        add_scaled(&block.to, block.gradient()?, &down)?;
+        match block.others.first() {
+            Some(buffer) => add_scaled(&block.to, buffer, &along),
             None => Ok(()),
         }
     })
@@ -133,11 +138,11 @@ fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
             (Here(weight), Here(weight * decay))
         }
     };
-    in_blocks(cx, &[1, 2], 0, &|to, given, _| {
-        scale(to, &Here(factor))?;
-        add_scaled(to, &given[0], &weight)?;
-        match given.get(1) {
-            Some(parameter) => add_scaled(to, parameter, &decayed),
+    in_blocks(cx, &MOMENTUM_SLOTS, &|block| {
+        scale(&block.to, &Here(factor))?;
+        add_scaled(&block.to, block.gradient()?, &weight)?;
+        match block.others.first() {
+            Some(parameter) => add_scaled(&block.to, parameter, &decayed),
             None => Ok(()),
         }
     })
@@ -145,17 +150,18 @@ fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn adam_mean(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let weight = 1.0 - attr(cx, BETA);
-    in_blocks(cx, &[1], 0, &|to, given, _| {
-        write("aten::lerp_.Scalar", args![to, &given[0], weight])
+    in_blocks(cx, &ADAM_STATE_SLOTS, &|block| {
+        let g = block.gradient()?;
+        write("aten::lerp_.Scalar", args![&block.to, g, weight])
     })
 }
 
 fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let beta = attr(cx, BETA);
-    in_blocks(cx, &[1], 0, &|to, given, _| {
-        scale(to, &Here(beta))?;
-        let g = Arg::Tensor(&given[0]);
-        write("aten::addcmul_", args![to, g, g, 1.0 - beta])
+    in_blocks(cx, &ADAM_STATE_SLOTS, &|block| {
+        scale(&block.to, &Here(beta))?;
+        let g = block.gradient()?;
+        write("aten::addcmul_", args![&block.to, g, g, 1.0 - beta])
     })
 }
 
@@ -239,10 +245,10 @@ pub fn update(cx: &KernelCx, formula: &UpdateFormula, updates: &[UpdatedTensors]
 fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let [size, root, keep] = adamw_numbers(cx)?;
     let eps = attr(cx, EPS);
-    in_blocks(cx, &[1, 2], 1, &|to, given, room| {
-        let (mean, square) = (&given[0], &given[1]);
+    in_blocks(cx, &ADAMW_SLOTS, &|block| {
+        let (to, mean, square) = (&block.to, &block.others[0], &block.others[1]);
         // A widened copy of the square may be overwritten.
-        let spread = room.unwrap_or(square);
+        let spread = block.buffers.first().unwrap_or(square);
         write("aten::sqrt.out", args![square, spread])?;
         div_into(spread, &root.tensor(spread.kind())?)?;
         add_into(spread, &scalar(spread.kind(), eps)?)?;
@@ -280,17 +286,100 @@ fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
     }
 }
 
-/// Updates a block of the first operand, given the blocks of the others and, if requested, a buffer of the same size.
-type Formula<'a> = &'a dyn Fn(&Tensor, &[Tensor], Option<&Tensor>) -> Result<()>;
+fn lion(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (beta, decay) = (attr(cx, BETA1), attr(cx, WEIGHT_DECAY));
+    let (keep, down) = match leaves_numbers(cx)? {
+        true => {
+            let lr = number(cx, 3)?;
+            let keep = there(cx, &rest(&times(&lr, decay)?)?)?;
+            (keep, there(cx, &times(&lr, -1.0)?)?)
+        }
+        false => {
+            let lr = learning_rate(cx, 3)?;
+            (Here(1.0 - lr * decay), Here(-lr))
+        }
+    };
+    in_blocks(cx, &LION_SLOTS, &|block| {
+        let mean = &block.others[0];
+        // A widened copy of the mean may be overwritten.
+        let direction = block.buffers.first().unwrap_or(mean);
+        let factor = scalar(direction.kind(), beta)?;
+        write("aten::mul.out", args![mean, &factor, direction])?;
+        add_scaled(direction, block.gradient()?, &Here(1.0 - beta))?;
+        write("aten::sign.out", args![direction, direction])?;
+        scale(&block.to, &keep)?;
+        add_scaled(&block.to, direction, &down)
+    })
+}
 
-/// Applies a formula to the first operand, block by block: in place if the result overwrites it, else to copies. `others` are
-/// slots of tensors of its type; missing ones are skipped. `buffers` is 1 for a formula that needs a buffer. For 16-bit types
-/// the formula may overwrite the widened blocks.
+fn add_gradient(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let restart = cx.x(2)?;
+    in_blocks(cx, &ADD_GRADIENT_SLOTS, &|block| {
+        write("aten::masked_fill_.Scalar", args![&block.to, restart, 0.0])?;
+        add_into(&block.to, block.gradient()?)
+    })
+}
+
+fn replace(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let out = cx.result_like(cx.x(0)?)?;
+    copy_into(&out, cx.x(1)?)?;
+    Ok(vec![out])
+}
+
+/// A block of an update: tensors of the compute type.
+struct Block {
+    /// The block of the first operand, to be overwritten.
+    to: Tensor,
+    /// The gradient, multiplied by its scale.
+    gradient: Option<Tensor>,
+    /// The blocks of the other tensors that are given.
+    others: Vec<Tensor>,
+    /// Blocks to be overwritten; none where those of the operands may be, which are copies for 16-bit types.
+    buffers: Vec<Tensor>,
+}
+
+impl Block {
+    fn gradient(&self) -> Result<&Tensor> {
+        let gradient = self.gradient.as_ref();
+        gradient.ok_or_else(|| Error::bug("run", "an update has no gradient"))
+    }
+}
+
+/// A tensor of an update, and the memory for a block of it where it is widened or scaled.
+struct Source {
+    tensor: Tensor,
+    room: Option<Tensor>,
+}
+
+impl Source {
+    fn block(&self, at: i64, n: i64) -> Result<Tensor> {
+        let own = narrow(&self.tensor, 0, at, n)?;
+        let Some(room) = &self.room else {
+            return Ok(own);
+        };
+        let room = narrow(room, 0, 0, n)?;
+        copy_into(&room, &own)?;
+        Ok(room)
+    }
+}
+
+/// Returns the truth value that decides whether an update applies, where it is read on the device.
+fn mask<'a>(cx: &'a KernelCx, slots: &UpdateSlots) -> Result<Option<&'a Tensor>> {
+    let apply = slots.apply.and_then(|i| cx.opt(i));
+    let is_there = cx.device == DeviceKind::Cuda || leaves_numbers(cx)?;
+    Ok(apply.filter(|_| is_there))
+}
+
+fn is_true(x: &Tensor) -> Result<bool> {
+    let number = x.f_int64_value(&[]);
+    number.map(|n| n != 0).map_err(|e| tch_error(&e))
+}
+
+/// Applies a formula to the first operand, block by block: in place if the result overwrites it, else to copies.
 fn in_blocks(
     cx: &KernelCx,
-    others: &[usize],
-    buffers: usize,
-    formula: Formula,
+    slots: &UpdateSlots,
+    formula: &dyn Fn(&Block) -> Result<()>,
 ) -> Result<Vec<Tensor>> {
     let old = cx.x(0)?;
     let out = cx.result_like(old)?;
@@ -298,48 +387,168 @@ fn in_blocks(
     if elements == 0 {
         return Ok(vec![out]);
     }
-    let others: Vec<&Tensor> = others.iter().filter_map(|i| cx.opt(*i)).collect();
-    let is_flat = old.is_contiguous() && others.iter().all(|t| t.is_contiguous());
+    let is_in_place = cx.overwrites.is_some();
+    let mask = mask(cx, slots)?;
+    let others: Vec<&Tensor> = slots.alike[1..].iter().filter_map(|i| cx.opt(*i)).collect();
+    let gradient = slots.gradient.map(|i| cx.x(i)).transpose()?;
+    let mut all = others.iter().copied().chain(gradient).chain([old]);
+    let is_flat = all.all(|t| t.is_contiguous());
     let laid = |t: &Tensor| match is_flat || t.dim() == 0 {
         true => call("aten::view", args![t, &[-1]]),
         false => Ok(t.alias()),
     };
     let (from, to) = (laid(old)?, laid(&out)?);
-    let others: Vec<Tensor> = others.into_iter().map(laid).collect::<Result<_>>()?;
     let length = from.size()[0];
-    let row = elements / length;
-    let most = block_elements(cx.device, &old.size(), is_flat) / row;
+    let most = block_elements(cx.device, &old.size(), is_flat) / (elements / length);
     let wide = compute_kind(old.kind());
     let is_narrow = wide != old.kind();
     let mut dims = from.size();
     dims[0] = most;
-    let count = if is_narrow { 1 + others.len() } else { buffers };
-    let rooms = (0..count)
-        .map(|_| empty(&dims, wide, old.device()))
-        .collect::<Result<Vec<Tensor>>>()?;
-    let is_in_place = cx.overwrites.is_some();
-    for (at, n) in blocks(length, most) {
-        let part = |t: &Tensor, at: i64| narrow(t, 0, at, n);
-        let (own, target) = (part(&from, at)?, part(&to, at)?);
-        if is_narrow {
-            let widened = |(room, t): (&Tensor, &Tensor)| {
-                let room = part(room, 0)?;
-                copy_into(&room, &part(t, at)?)?;
-                Ok(room)
-            };
-            let first = widened((&rooms[0], &from))?;
-            let given = rooms[1..].iter().zip(&others).map(widened);
-            formula(&first, &given.collect::<Result<Vec<Tensor>>>()?, None)?;
-            copy_into(&target, &first)?;
-            continue;
-        }
+    let room = || empty(&dims, wide, old.device());
+    let source = |t: &Tensor, copies: bool| {
+        Ok(Source {
+            tensor: laid(t)?,
+            room: copies.then(room).transpose()?,
+        })
+    };
+    let own = Source {
+        tensor: from.alias(),
+        room: is_narrow.then(room).transpose()?,
+    };
+    let others = others.into_iter().map(|t| source(t, is_narrow));
+    let others = others.collect::<Result<Vec<Source>>>()?;
+    let factor = scale_of_gradient(cx, slots)?;
+    let gradient = gradient.map(|t| source(t, t.kind() != wide || factor.is_some()));
+    let gradient = gradient.transpose()?;
+    let buffers = (0..slots.buffers).filter(|_| !is_narrow).map(|_| room());
+    let buffers = buffers.collect::<Result<Vec<Tensor>>>()?;
+    let before = mask.is_some().then(room).transpose()?;
+    // The blocks exist already: a step takes the same memory whether it applies or not.
+    let apply = slots.apply.and_then(|i| cx.opt(i));
+    if let (Some(apply), None) = (apply, mask)
+        && !is_true(apply)?
+    {
         if !is_in_place {
-            copy_into(&target, &own)?;
+            copy_into(&out, old)?;
         }
-        let given = others.iter().map(|t| part(t, at));
-        let given = given.collect::<Result<Vec<Tensor>>>()?;
-        let room = rooms.first().map(|room| part(room, 0)).transpose()?;
-        formula(&target, &given, room.as_ref())?;
+        return Ok(vec![out]);
+    }
+    for (at, n) in blocks(length, most) {
+        let target = narrow(&to, 0, at, n)?;
+        if !is_narrow && !is_in_place {
+            copy_into(&target, &narrow(&from, 0, at, n)?)?;
+        }
+        let of = |source: &Source| source.block(at, n);
+        let block = Block {
+            to: if is_narrow { of(&own)? } else { target.alias() },
+            gradient: gradient.as_ref().map(of).transpose()?,
+            others: others.iter().map(of).collect::<Result<_>>()?,
+            buffers: buffers
+                .iter()
+                .map(|room| narrow(room, 0, 0, n))
+                .collect::<Result<_>>()?,
+        };
+        let before = before
+            .as_ref()
+            .map(|room| narrow(room, 0, 0, n))
+            .transpose()?;
+        if let Some(before) = &before {
+            copy_into(before, &block.to)?;
+        }
+        if let (Some(g), Some(factor)) = (&block.gradient, &factor) {
+            scale(g, factor)?;
+        }
+        formula(&block)?;
+        if let (Some(mask), Some(before)) = (mask, &before) {
+            write(
+                "aten::where.self_out",
+                args![mask, &block.to, before, &block.to],
+            )?;
+        }
+        if is_narrow {
+            copy_into(&target, &block.to)?;
+        }
     }
     Ok(vec![out])
+}
+
+/// Returns the factor of the gradient, if there is one.
+fn scale_of_gradient(cx: &KernelCx, slots: &UpdateSlots) -> Result<Option<Factor>> {
+    let Some(slot) = slots.grad_scale.filter(|i| cx.opt(*i).is_some()) else {
+        return Ok(None);
+    };
+    Ok(Some(match leaves_numbers(cx)? {
+        true => there(cx, &number(cx, slot)?)?,
+        false => Here(learning_rate(cx, slot)?),
+    }))
+}
+
+/// Reduces rows of [`NORM_WIDTH`] elements to their norms, and those to one. How threads share the rows changes no bit.
+fn l2_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let out = empty(&[1], Kind::Float, x.device())?;
+    let elements = x.numel() as i64;
+    if elements == 0 {
+        zero(&out)?;
+        return Ok(vec![out]);
+    }
+    let shape = norm_blocks(cx.device, &sized(x)?);
+    let wide = compute_kind(x.kind());
+    let [partials, sums] = [shape.partials, shape.sums].map(|n| empty(&[n], wide, x.device()));
+    let (partials, sums) = (partials?, sums?);
+    let flat = match &shape.dense {
+        Some(axes) => {
+            let dims: Vec<i64> = axes.iter().map(|i| x.size()[*i]).collect();
+            let strides: Vec<i64> = axes.iter().map(|i| x.stride()[*i]).collect();
+            let ordered = strided(x, &dims, &strides)?;
+            Some(call("aten::view", args![&ordered, &[-1]])?)
+        }
+        None => None,
+    };
+    let source = flat.as_ref().unwrap_or(x);
+    let length = source.size()[0];
+    let width = elements / length;
+    let room = (shape.room > 0).then(|| empty(&[shape.room], wide, x.device()));
+    let room = room.transpose()?;
+    let mut made = 0;
+    for (at, n) in blocks(length, shape.most / width) {
+        let mut part = narrow(source, 0, at, n)?;
+        if let Some(room) = &room {
+            let copy = narrow(room, 0, 0, n * width)?;
+            let laid = call("aten::view", args![&copy, &part.size()])?;
+            copy_into(&laid, &part)?;
+            part = copy;
+        }
+        made += norms_of_rows(&part, &partials, made)?;
+    }
+    norms_of_rows(&partials, &sums, 0)?;
+    let last = narrow(&sums, 0, 0, shape.sums)?;
+    // No longer read: the place for the result in the type that is computed in.
+    let total = narrow(&partials, 0, 0, 1)?;
+    norm_into(&call("aten::view", args![&last, &[1, -1]])?, &total)?;
+    copy_into(&out, &total)?;
+    Ok(vec![out])
+}
+
+/// Writes the norms of rows of a vector, of which the last may be shorter, from place `at` on. Returns their number.
+fn norms_of_rows(x: &Tensor, to: &Tensor, at: i64) -> Result<i64> {
+    let (rows, rest) = (x.size()[0] / NORM_WIDTH, x.size()[0] % NORM_WIDTH);
+    if rows > 0 {
+        let whole = narrow(x, 0, 0, rows * NORM_WIDTH)?;
+        let whole = call("aten::view", args![&whole, &[rows, NORM_WIDTH]])?;
+        norm_into(&whole, &narrow(to, 0, at, rows)?)?;
+    }
+    if rest > 0 {
+        let last = narrow(x, 0, rows * NORM_WIDTH, rest)?;
+        let last = call("aten::view", args![&last, &[1, rest]])?;
+        norm_into(&last, &narrow(to, 0, at + rows, 1)?)?;
+    }
+    Ok(rows + i64::from(rest > 0))
+}
+
+fn norm_into(rows: &Tensor, to: &Tensor) -> Result<()> {
+    write(
+        "aten::linalg_vector_norm.out",
+        args![rows, 2, &[1], false, Arg::None, to],
+    )
 }

@@ -1,0 +1,322 @@
+//! Appends the optimizer: the value of each parameter, and of the state kept for it, in the next step.
+//!
+//! In and out: `Training`. Gradients are found by their names (`<initializer>.grad`). A parameter that the loss does not
+//! reach is left alone, as PyTorch leaves alone a parameter without a gradient. New inputs: `lr` (float32 scalar), `step`
+//! (int64 scalar, from 1) where the formula counts steps, and the states of each parameter (`<initializer>.momentum`, …;
+//! [`crate::analysis::gradients::start`] says how they start). New outputs: `<initializer>.updated` and `<state>.updated`.
+//!
+//! An update is a function of the old tensor, so no order of nodes makes it wrong. Where it is the last reader, it is
+//! written over its operand and takes no memory (`analysis::memory`). The order is therefore chosen so that it is the
+//! last reader. Appended updates run at the end, and gradients stay outputs. A fused update runs as soon as its gradient
+//! is complete and its parameter was read for the last time. Its gradient is no output, so gradients never all live at
+//! once. A gradient that is accumulated is no output either: it is added up as soon as it is complete.
+//!
+//! - [`options`]: what updates, and how.
+//! - [`formulas`]: the nodes of an update, by optimizer; [`adafactor`] and [`muon`] by themselves.
+//! - [`scaling`]: what is common to all updates of a step: factor of the gradient, and whether it applies.
+
+mod adafactor;
+mod formulas;
+mod muon;
+mod names;
+mod options;
+mod scaling;
+
+pub use names::{APPLY, FOUND_INF, GRAD_NORM, LOSS_SCALE, LR, RESTART, STATES, UPDATED};
+pub use options::{Adafactor, Muon, Optimizer, UpdateOptions};
+pub use scaling::scale_loss;
+
+use self::formulas::{Own, emit, prepare};
+use self::names::{ACCUMULATED, MASTER, emit_update, fail, input};
+use self::scaling::Scaling;
+use super::dce::dce;
+use crate::analysis::gradients::STEP;
+use crate::analysis::params::{self, check_pattern};
+use crate::error::Result;
+use crate::glob;
+use crate::ir::typing::Contents;
+use crate::ir::{Attrs, DType, Graph, NodeId, Role, SecondaryMap, Tensor, Ty, ValueId};
+use crate::ops::Builder;
+use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
+use crate::ops::rule::compute_type;
+use crate::ops::shape::EXPAND;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+/// What the pass did.
+#[derive(Clone, Debug, Default)]
+pub struct Updates {
+    /// Number of parameters that are updated.
+    pub parameters: usize,
+    /// Names of parameters that the loss does not reach: they stay as they are.
+    pub unreached: Vec<String>,
+}
+
+/// The update of one parameter.
+struct Update {
+    parameter: ValueId,
+    gradient: ValueId,
+    /// Position of the node that makes the gradient.
+    made_at: usize,
+    /// Position of the last node that reads the parameter or makes the gradient.
+    ready_after: usize,
+}
+
+/// The inputs of one parameter's update.
+struct States {
+    own: Own,
+    accumulated: Option<ValueId>,
+    master: Option<ValueId>,
+}
+
+/// The new nodes, in order, each with the position after which it runs.
+struct Placed {
+    first: usize,
+    after: Vec<usize>,
+}
+
+impl Placed {
+    /// Places the nodes that were emitted since the last call.
+    fn place(&mut self, graph: &Graph, after: usize) {
+        self.after.resize(graph.order().len() - self.first, after);
+    }
+
+    /// Returns the order with each new node at its place.
+    fn order(&self, graph: &Graph) -> Vec<NodeId> {
+        let (old, new) = graph.order().split_at(self.first);
+        let mut new: Vec<(usize, NodeId)> = self
+            .after
+            .iter()
+            .copied()
+            .zip(new.iter().copied())
+            .collect();
+        new.sort_by_key(|(after, _)| *after);
+        let mut new = new.into_iter().peekable();
+        let mut order = Vec::with_capacity(graph.order().len());
+        for (position, id) in old.iter().enumerate() {
+            order.push(*id);
+            while let Some((_, id)) = new.next_if(|(after, _)| *after <= position) {
+                order.push(id);
+            }
+        }
+        order.extend(new.map(|(_, id)| id));
+        order
+    }
+}
+
+/// Adds an update for each parameter that has a gradient, as `options` say; nothing without an optimizer.
+///
+/// # Errors
+/// Options that exclude each other or match nothing; a graph that already has updates, or no gradient of an initializer; a
+/// name that is taken.
+pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<Updates>> {
+    options.check()?;
+    let Some(optimizer) = options.optimizer else {
+        return Ok(None);
+    };
+    if graph.nodes().any(|(_, node)| node.op.is_update()) {
+        return Err(fail("the graph updates its parameters already".into())
+            .help("leave --optimizer out: the updates that are there stay"));
+    }
+    let gradients = gradients(graph);
+    if gradients.is_empty() {
+        return Err(fail("no output is the gradient of an initializer".into())
+            .expected("<initializer>.grad"));
+    }
+    let (reached, unreached): (Vec<_>, Vec<_>) = gradients
+        .iter()
+        .copied()
+        .partition(|(_, gradient)| !is_zero_gradient(graph, *gradient));
+    let name = |(parameter, _): &(ValueId, ValueId)| graph.value(*parameter).name.clone();
+    let done = Updates {
+        parameters: reached.len(),
+        unreached: unreached.iter().map(name).collect(),
+    };
+    let updates = in_order(graph, &reached);
+    let mut outputs = graph.outputs().to_vec();
+    let keeps_gradients = !options.fuse && options.accumulate.is_none();
+    outputs.retain(|v| keeps_gradients || !gradients.iter().any(|(_, gradient)| gradient == v));
+    let lr = input(graph, LR, Ty::new(DType::F32, []))?;
+    let step = match optimizer.counts_steps() {
+        true => Some(input(graph, STEP, Ty::new(DType::I64, []))?),
+        false => None,
+    };
+    let scaling = Scaling::inputs(graph, options)?;
+    // States and outputs follow the order of the gradients, updates the order in which they can run.
+    let mut states = BTreeMap::new();
+    for ((parameter, _), decays) in reached.iter().zip(decays(graph, &reached, options)?) {
+        let own = optimizer.of(muon::takes(graph, *parameter), decays);
+        states.insert(*parameter, add_states(graph, *parameter, options, own)?);
+    }
+    let mut placed = Placed {
+        first: graph.order().len(),
+        after: Vec::new(),
+    };
+    let end = placed.first;
+    let contents = Contents::known(graph)?;
+    let mut b = Builder::resume(graph, contents);
+    b.role = Role::Backward;
+    let mut totals = BTreeMap::new();
+    for update in &updates {
+        let mut total = update.gradient;
+        if let (Some(sum), Some(restart)) = (states[&update.parameter].accumulated, scaling.restart)
+        {
+            b.prefix = b.graph.value(update.parameter).name.clone();
+            let ins = vec![Some(sum), Some(total), Some(restart)];
+            total = emit_update(&mut b, &ADD_GRADIENT, ins, Attrs::new(), sum)?;
+            placed.place(b.graph, update.made_at);
+        }
+        totals.insert(update.parameter, total);
+    }
+    b.prefix = "gradients".into();
+    let all: Vec<ValueId> = reached
+        .iter()
+        .map(|(parameter, _)| totals[parameter])
+        .collect();
+    let shared = scaling.emit(&mut b, options, &all, (lr, step))?;
+    let prepared = prepare(&mut b, &optimizer, &shared)?;
+    // Factors of fused updates depend on inputs alone.
+    placed.place(b.graph, if options.fuse { 0 } else { end });
+    outputs.extend(shared.outputs());
+    let mut made: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
+    for update in &updates {
+        b.prefix = b.graph.value(update.parameter).name.clone();
+        b.loc = Default::default();
+        let of = &states[&update.parameter];
+        let p = of.master.unwrap_or(update.parameter);
+        let total = totals[&update.parameter];
+        let mut results = emit(&mut b, &of.own, (p, total), (&shared, &prepared))?;
+        if of.master.is_some() {
+            let ins = vec![Some(update.parameter), Some(results[0])];
+            let rounded = emit_update(&mut b, &REPLACE, ins, Attrs::new(), update.parameter)?;
+            results.insert(0, rounded);
+        }
+        results.extend(of.accumulated.map(|_| total));
+        made.insert(update.parameter, results);
+        placed.place(
+            b.graph,
+            if options.fuse {
+                update.ready_after
+            } else {
+                end
+            },
+        );
+    }
+    outputs.extend(reached.iter().flat_map(|(parameter, _)| &made[parameter]));
+    if let (Some(restart), Some(apply)) = (scaling.restart, scaling.apply) {
+        let ins = vec![Some(restart), Some(apply)];
+        outputs.push(emit_update(&mut b, &REPLACE, ins, Attrs::new(), restart)?);
+        placed.place(b.graph, end);
+    }
+    graph.set_outputs(outputs);
+    graph.set_order(placed.order(graph));
+    if !keeps_gradients {
+        dce(graph);
+    }
+    Ok(Some(done))
+}
+
+/// Returns for each parameter whether its weight decays.
+fn decays(
+    graph: &Graph,
+    reached: &[(ValueId, ValueId)],
+    options: &UpdateOptions,
+) -> Result<Vec<bool>> {
+    let parameters = reached.iter().map(|(parameter, _)| *parameter);
+    for pattern in &options.no_decay {
+        check_pattern(graph, parameters.clone(), pattern, "--no-decay")?;
+    }
+    let stays = |parameter: ValueId| {
+        let mut patterns = options.no_decay.iter();
+        let is_named = patterns.any(|pattern| {
+            params::names(graph, parameter).any(|name| glob::matches(pattern, name))
+        });
+        is_named || (options.no_decay_vectors && graph.ty(parameter).rank() <= 1)
+    };
+    Ok(parameters.map(|parameter| !stays(parameter)).collect())
+}
+
+/// Adds the inputs that are the states of a parameter.
+fn add_states(
+    graph: &mut Graph,
+    parameter: ValueId,
+    options: &UpdateOptions,
+    optimizer: Optimizer,
+) -> Result<States> {
+    let origin = graph.origins.get(&parameter).cloned();
+    let ty = graph.ty(parameter).clone();
+    let wide = Ty {
+        dtype: compute_type(ty.dtype),
+        ..ty.clone()
+    };
+    let name = graph.value(parameter).name.clone();
+    let mut state = |end: &str, ty: &Ty| input(graph, &format!("{name}{end}"), ty.clone());
+    let has_master = options.master_weights && wide != ty;
+    let own_ty = if has_master { &wide } else { &ty };
+    let states = optimizer.states(own_ty).into_iter();
+    let states = states.map(|(end, ty)| state(end, &ty));
+    let own = Own {
+        optimizer,
+        states: states.collect::<Result<_>>()?,
+        is_transposed: origin.is_some_and(|o| o.transposed),
+    };
+    let accumulates = options.accumulate.is_some();
+    Ok(States {
+        own,
+        master: has_master.then(|| state(MASTER, &wide)).transpose()?,
+        accumulated: accumulates.then(|| state(ACCUMULATED, &wide)).transpose()?,
+    })
+}
+
+/// Returns initializers and their gradients among the outputs, in output order.
+fn gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
+    let by_name: FxHashMap<&str, ValueId> =
+        graph.inits().map(|(id, v)| (v.name.as_str(), id)).collect();
+    let parameter = |gradient: &ValueId| {
+        let name = graph.value(*gradient).name.strip_suffix(".grad")?;
+        let parameter = *by_name.get(name)?;
+        (graph.ty(parameter) == graph.ty(*gradient)).then_some((parameter, *gradient))
+    };
+    graph.outputs().iter().filter_map(parameter).collect()
+}
+
+/// Returns true for the zeros that stand for the gradient of a parameter that the loss does not reach.
+fn is_zero_gradient(graph: &Graph, gradient: ValueId) -> bool {
+    let Some(node) = graph.def_node(gradient).map(|id| graph.node(id)) else {
+        return false;
+    };
+    let constant = node.operand(0).and_then(|v| graph.value(v).tensor());
+    let is_zero = |t: &Tensor| t.elements() == 1 && t.get_f64(0) == Some(0.0);
+    node.op == &EXPAND && constant.is_some_and(is_zero)
+}
+
+/// Returns the updates in an order in which they can run. A view of a parameter counts as the parameter: what reads the
+/// result of a layout op reads the operand.
+fn in_order(graph: &Graph, gradients: &[(ValueId, ValueId)]) -> Vec<Update> {
+    let mut shows: SecondaryMap<ValueId, Option<ValueId>> =
+        SecondaryMap::new(graph.value_bound(), None);
+    let mut last: SecondaryMap<ValueId, usize> = SecondaryMap::new(graph.value_bound(), 0);
+    for (parameter, _) in gradients {
+        shows[*parameter] = Some(*parameter);
+    }
+    for (position, id) in graph.order().iter().enumerate() {
+        let node = graph.node(*id);
+        for parameter in node.operands().filter_map(|v| shows[v]) {
+            last[parameter] = position;
+        }
+        let viewed = node.operand(0).filter(|_| node.op.is_layout());
+        for out in &node.outs {
+            last[*out] = position;
+            shows[*out] = viewed.and_then(|v| shows[v]);
+        }
+    }
+    let update = |(parameter, gradient): &(ValueId, ValueId)| Update {
+        parameter: *parameter,
+        gradient: *gradient,
+        made_at: last[*gradient],
+        ready_after: last[*parameter].max(last[*gradient]),
+    };
+    let mut updates: Vec<Update> = gradients.iter().map(update).collect();
+    updates.sort_by_key(|update| update.ready_after);
+    updates
+}
