@@ -1,8 +1,8 @@
 //! Training end to end: data in, a curve going down, checkpoints, weights out.
 //!
-//! [`trainer`] is the loop. [`data`] makes batches from files, [`schedule`] learning rates, [`checkpoint`] what survives a
-//! crash, [`metrics`] one line for each step, [`events`] the same for TensorBoard, [`page`](mod@page) the curves, [`evaluation`] the
-//! loss on other data, [`weights`] what the framework loads.
+//! `trainer` is the loop. `data` makes batches from files, [`schedule`] learning rates, `checkpoint` and `saver` what survives a
+//! crash, [`metrics`] one line for each step, `events` the same for TensorBoard, `page` the curves, `evaluation` the loss on
+//! other data, `weights` what the framework loads. All but a few need feature `torch`.
 
 #[cfg(feature = "torch")]
 pub mod checkpoint;

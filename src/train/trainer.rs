@@ -501,8 +501,9 @@ impl<'a> Run<'a> {
     }
 
     /// Runs the graph once. Names the node where NaN or infinities began, and the last checkpoint.
-    fn run(&self, session: &mut Session, inputs: &Tensors, step: u64) -> Result<Measured> {
-        let loss = &self.graph.value(loss(self.graph)?).name;
+    fn run(&mut self, session: &mut Session, inputs: &Tensors, step: u64) -> Result<Measured> {
+        let graph = self.graph;
+        let loss = &graph.value(loss(graph)?).name;
         let names = [loss.as_str(), GRAD_NORM, FOUND_INF];
         let run = session.step(inputs, &|name| names.contains(&name));
         let run = run.and_then(
@@ -527,8 +528,10 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Adds to an error where the run can go on.
-    fn with_checkpoint(&self, error: Box<Error>) -> Box<Error> {
+    /// Adds to an error where the run can go on, once the checkpoint that is being written is whole.
+    fn with_checkpoint(&mut self, error: Box<Error>) -> Box<Error> {
+        // A checkpoint that cannot be written is not the last good one; the first error is reported.
+        let _ = self.saver.wait();
         error.help(match self.saver.last() {
             Some(last) => format!("the last good checkpoint is {}", last.display()),
             None => "there is no checkpoint yet".into(),
