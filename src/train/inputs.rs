@@ -5,7 +5,7 @@ use crate::provenance::keys;
 use crate::tensors::Tensors;
 use ckpt_passes::analysis::gradients::{STEP, states};
 use ckpt_passes::ir::{DType, Graph, Tensor, ValueId};
-use ckpt_passes::transform::optimizer::LR;
+use ckpt_passes::transform::optimizer::{APPLY, LOSS_SCALE, LR};
 use ckpt_passes::{Error, Result};
 
 /// What a number is.
@@ -23,9 +23,7 @@ pub enum Number {
     Seed,
 }
 
-/// Names of inputs. `rng_seed.NAME` is the seed of a stream.
-const APPLY: &str = "apply";
-const LOSS_SCALE: &str = "loss_scale";
+/// The seed of random ops; `rng_seed.NAME` is the seed of a stream.
 const SEED: &str = "rng_seed";
 
 fn number(name: &str) -> Option<Number> {
@@ -89,7 +87,10 @@ pub fn runs_per_update(graph: &Graph) -> Result<u64> {
     let recorded = graph.meta.get(keys::ACCUMULATE);
     let runs = recorded.and_then(|text| text.parse().ok());
     runs.filter(|n| *n > 0).ok_or_else(|| {
-        let what = format!("metadata `{}` does not say how many runs make an update", keys::ACCUMULATE);
+        let what = format!(
+            "metadata `{}` does not say how many runs make an update",
+            keys::ACCUMULATE
+        );
         Error::model("metadata", what).expected("a number from 1")
     })
 }

@@ -203,7 +203,9 @@ impl Trainer {
             }
             // The gradients of float16 results would vanish.
             let graph = &model.graph;
-            let has_f16 = graph.inits().any(|(id, _)| graph.ty(id).dtype == DType::F16);
+            let has_f16 = graph
+                .inits()
+                .any(|(id, _)| graph.ty(id).dtype == DType::F16);
             if has_f16 {
                 request.updates.loss_scale = true;
                 request.updates.fuse &= request.updates.may_fuse();

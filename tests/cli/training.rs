@@ -650,3 +650,64 @@ fn adapters_are_trained_alone_merged_and_written() {
     let saved = read(out.join("checkpoints/step-4/parameters.safetensors"));
     assert_eq!(saved.len(), 8);
 }
+
+#[test]
+fn every_update_goes_on_bit_for_bit_with_the_predicted_peak() {
+    let dir = workplace();
+    std::fs::copy(
+        fixture("llama32_bf16", "model.onnx"),
+        dir.path().join("narrow.onnx"),
+    )
+    .unwrap();
+    for (i, options) in [
+        &["--clip", "0.5", "--accumulate", "2"][..],
+        &["--optimizer", "lion", "--accumulate", "3"],
+        &["--optimizer", "muon", "--no-decay", "*embed*"],
+        &[
+            "--optimizer",
+            "adafactor",
+            "--clip",
+            "1",
+            "--weight-decay",
+            "0.1",
+        ],
+        &["--config", "narrow.toml"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        std::fs::write(dir.path().join("narrow.toml"), "clip = 1.0\n").unwrap();
+        let model = match options[0] {
+            "--config" => "narrow.onnx",
+            _ => "model.onnx",
+        };
+        let run = |out: &str, more: &[&str]| {
+            let mut all = args(
+                out,
+                &[&["--save-every", "2", "--format", "json"], *options, more].concat(),
+            );
+            all[1] = model;
+            call(dir.path(), &all)
+        };
+        let (whole, halves) = (format!("whole-{i}"), format!("halves-{i}"));
+        let done = json(&run(&whole, &["--steps", "4"]));
+        assert_eq!(
+            done["peak_bytes"], done["predicted_peak_bytes"],
+            "{options:?}"
+        );
+        // The schedule is constant, so two steps of two are two of four.
+        json(&run(&halves, &["--steps", "2"]));
+        json(&run(&halves, &["--steps", "4", "--resume"]));
+        let folders = [whole, halves].map(|name| dir.path().join(name));
+        for name in ["model.safetensors", "checkpoints/step-4/states.safetensors"] {
+            let [a, b] = folders
+                .each_ref()
+                .map(|folder| std::fs::read(folder.join(name)).unwrap());
+            assert!(a == b, "{options:?}: {name} differs");
+        }
+        let [all, resumed] = folders.each_ref().map(|folder| steps(folder));
+        assert_eq!(all, resumed, "{options:?}");
+        let clips = options.contains(&"--clip") || model == "narrow.onnx";
+        assert_eq!(all[0].grad_norm.is_some(), clips, "{options:?}");
+    }
+}

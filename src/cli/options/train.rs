@@ -123,7 +123,8 @@ impl TrainArgs {
         let mut request = self.step.request();
         self.goal.apply(&mut request)?;
         request.updates = request.updates.for_training();
-        if let (Some(optimizer), Some(decay)) = (&mut request.updates.optimizer, self.weight_decay) {
+        if let (Some(optimizer), Some(decay)) = (&mut request.updates.optimizer, self.weight_decay)
+        {
             *optimizer = with_weight_decay(optimizer, decay)?;
         }
         Ok(request)
