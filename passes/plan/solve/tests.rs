@@ -12,9 +12,9 @@ use super::simulate::{Simulation, drop_unread};
 use super::work::{Effort, Random, Work};
 use super::{bound, frontier, multi_cut_bound, solve};
 use crate::constraint::{Constraint, first_violation};
-use crate::index::{ByOp, OpIdx};
+use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
-use crate::problem::{OpPhase, Problem};
+use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
 use crate::schedule::evaluate;
 use crate::testing::{Shape, random_dag, random_schedule};
 
@@ -343,4 +343,43 @@ fn bounds_on_flops_are_sums_that_repeats_can_have() {
     assert_eq!(next_multiple(0.0, 7), 0.0);
     assert_eq!(next_multiple(10.5, 0), 10.5);
     assert_eq!(next_multiple(3e12, 7), 3e12);
+}
+
+/// Small results whose bytes are dearer than those of the one large result, but of which a few are enough.
+#[test]
+fn a_little_that_lacks_is_taken_from_many_small_results() {
+    const SMALL: usize = 40;
+    let mut p = Problem::default();
+    let mut made = Vec::new();
+    let input = ValueIdx(0);
+    p.values
+        .push(Value::new(1, ValueKind::Placeholder, None));
+    let sizes = [(1000, 100.0)].into_iter().chain((0..SMALL).map(|_| (50, 10.0)));
+    for (o, (bytes, cost)) in sizes.enumerate() {
+        let v = p.values.len();
+        p.values
+            .push(Value::new(bytes, ValueKind::Activation, Some(OpIdx(o))));
+        p.ops
+            .push(Op::new("f", [input], [ValueIdx(v)], OpPhase::Forward, cost));
+        made.push(ValueIdx(v));
+    }
+    for v in made.into_iter().rev() {
+        let o = OpIdx(p.ops.len());
+        let out = ValueIdx(p.values.len());
+        p.values
+            .push(Value::new(1, ValueKind::Activation, Some(o)));
+        p.ops
+            .push(Op::new("b", [v], [out], OpPhase::Backward, 1.0));
+        p.outputs.push(out);
+    }
+    p.check().unwrap();
+    let before = evaluate(&p, &p.given_order()).unwrap();
+    let request = Query {
+        // Two of the small ones, one for where the first is recomputed.
+        budget_bytes: before.peak_bytes - 60,
+        effort: Effort::First,
+        ..Query::default()
+    };
+    let found = solve(&p, &request).unwrap().unwrap();
+    assert_eq!(found.score.cost, before.cost + 20.0);
 }
