@@ -27,8 +27,8 @@ def session_of(
 
 
 def run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns all outputs by name. Ignores feeds that are not inputs."""
-    inputs = {value.name for value in session.get_inputs()}
+    """Returns all outputs by name. Ignores feeds that are neither inputs nor weights that may be replaced."""
+    inputs = {value.name for value in [*session.get_inputs(), *session.get_overridable_initializers()]}
     names = [value.name for value in session.get_outputs()]
     given = {name: tensor for name, tensor in feeds.items() if name in inputs}
     return dict(zip(names, session.run(names, given), strict=True))

@@ -128,8 +128,8 @@ STATES = {
     ".col_var": "col_var",
     ".variance": "variance",
 }
-# Words of the tables that the fixtures look up.
-TABLES = ("wte", "wpe", "embed_tokens")
+# Words of the tables that the fixtures look up, and of the heads that are tied to them.
+TABLES = ("wte", "wpe", "embed_tokens", "lm_head")
 MODELS = [("gpt2", "causal-lm"), ("llama32_bf16", "causal-lm")]
 RATES = [1e-3, 1e-2, 3e-4, 2e-3]
 

@@ -204,6 +204,7 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
     }
     outputs.extend(reached.iter().flat_map(|(parameter, _)| &made[parameter]));
     if let (Some(restart), Some(apply)) = (scaling.restart, scaling.apply) {
+        b.prefix = RESTART.into();
         let ins = vec![Some(restart), Some(apply)];
         outputs.push(emit_update(&mut b, &REPLACE, ins, Attrs::new(), restart)?);
         placed.place(b.graph, end);
