@@ -191,7 +191,7 @@ scope \"mlp\":
 
     fn seeds(graph: &Graph) -> Vec<String> {
         let nodes = graph.order().iter().map(|id| graph.node(*id));
-        let seeds = nodes.filter_map(|n| n.ins[slots(n)?.0]);
+        let seeds = nodes.filter_map(|n| n.ins[key_slots(n.op)?.0]);
         seeds.map(|v| graph.value(v).name.clone()).collect()
     }
 
