@@ -331,10 +331,14 @@ class Split:
         described = aot._extract_fwd_bwd_outputs(self._module, num_fwd_outputs=self._forward_outputs)
         # Tensors that may change in place after they were saved come last.
         checked, unchecked = ([node for node in saved if is_unchecked(node) == late] for late in (False, True))
-        kinds = [descriptors.SavedForBackwardsAOTOutput] * (len(checked) + len(hosts))
-        kinds += [descriptors.SavedForBackwardsNoVcCheckAOTOutput] * len(unchecked)
-        kinds += [descriptors.SavedForBackwardsAOTOutput] * len(sizes)
-        marks = [kind(i) for i, kind in enumerate(kinds)]
+        last = range(len(checked) + len(hosts), len(saved) + len(hosts))
+        # PyTorch 2.9 has no such mark, and no such tensors.
+        marks = [
+            descriptors.SavedForBackwardsNoVcCheckAOTOutput(i)
+            if i in last
+            else descriptors.SavedForBackwardsAOTOutput(i)
+            for i in range(len(saved) + len(hosts) + len(sizes))
+        ]
         inputs = [node for node in joint.nodes if node.op == "placeholder"]
         writer = Writer(joint, self._repeated)
         for node in inputs:
