@@ -142,7 +142,9 @@ fn connected(dag: &Dag, ops: &[u32]) -> Vec<Vec<u32>> {
             if let Ok(other) = ops.binary_search(&maker) {
                 let (from, to) = (group[at], group[other]);
                 if from != to {
-                    group.iter_mut().for_each(|g| *g = if *g == from { to } else { *g });
+                    group
+                        .iter_mut()
+                        .for_each(|g| *g = if *g == from { to } else { *g });
                 }
             }
         }
