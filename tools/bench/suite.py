@@ -34,7 +34,6 @@ import os
 import resource
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -529,7 +528,9 @@ def main() -> int:
         given.picture.write_text(picture(rows))
     # The peers of a model fail alike.
     notes = list(dict.fromkeys(f"{row['model']}: {row['failed']}" for row in rows if "failed" in row))
-    failures = [f"{row['model']} {row['peer']} {row.get('multiple', '')}: {text}" for row in rows if (text := wrong(row))]
+    failures = [
+        f"{row['model']} {row['peer']} {row.get('multiple', '')}: {text}" for row in rows if (text := wrong(row))
+    ]
     graphs = len({row["model"] for row in rows if "ours_peak" in row})
     head = page.head(
         f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {LAYERS} layers", 1

@@ -352,9 +352,10 @@ fn a_little_that_lacks_is_taken_from_many_small_results() {
     let mut p = Problem::default();
     let mut made = Vec::new();
     let input = ValueIdx(0);
-    p.values
-        .push(Value::new(1, ValueKind::Placeholder, None));
-    let sizes = [(1000, 100.0)].into_iter().chain((0..SMALL).map(|_| (50, 10.0)));
+    p.values.push(Value::new(1, ValueKind::Placeholder, None));
+    let sizes = [(1000, 100.0)]
+        .into_iter()
+        .chain((0..SMALL).map(|_| (50, 10.0)));
     for (o, (bytes, cost)) in sizes.enumerate() {
         let v = p.values.len();
         p.values
@@ -366,10 +367,8 @@ fn a_little_that_lacks_is_taken_from_many_small_results() {
     for v in made.into_iter().rev() {
         let o = OpIdx(p.ops.len());
         let out = ValueIdx(p.values.len());
-        p.values
-            .push(Value::new(1, ValueKind::Activation, Some(o)));
-        p.ops
-            .push(Op::new("b", [v], [out], OpPhase::Backward, 1.0));
+        p.values.push(Value::new(1, ValueKind::Activation, Some(o)));
+        p.ops.push(Op::new("b", [v], [out], OpPhase::Backward, 1.0));
         p.outputs.push(out);
     }
     p.check().unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use ckpt_opt::passes::compile::Request;
 use ckpt_opt::passes::driver::Watch;
 use ckpt_opt::passes::transform::loss::Loss;
-use ckpt_opt::passes::transform::optimizer::Optimizer;
+use ckpt_opt::passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_opt::train::data::{Packing, Position, TokenType};
 use std::collections::BTreeSet;
 
@@ -324,7 +324,10 @@ fn a_compiled_model_takes_the_batches() {
     let mut model = ckpt_opt::load(model.as_ref(), &Default::default()).unwrap();
     let asked = Request {
         loss: Loss::CausalLm,
-        optimizer: Some(Optimizer::parse("adamw").unwrap()),
+        updates: UpdateOptions {
+            optimizer: Some(Optimizer::ADAMW),
+            ..UpdateOptions::default()
+        },
         dims: vec![("batch".into(), 2), ("seq".into(), 8)],
         ..Request::default()
     };
