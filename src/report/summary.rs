@@ -16,6 +16,7 @@ use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::ir::{Graph, ValueId};
 use ckpt_passes::plan::{Objective, PlanOutcome};
+use ckpt_passes::transform::optimizer::{FOUND_INF, GRAD_NORM};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -128,10 +129,11 @@ impl Summary {
         }
         let training = training_outputs(graph);
         let named = |v: &ValueId| graph.value(*v).name.clone();
+        let is_told = |name: &str| ["loss", GRAD_NORM, FOUND_INF].contains(&name);
         let kept = graph
             .outputs()
             .iter()
-            .filter(|v| !training.contains(v) && named(v) != "loss" && !is_recomputed(graph, **v));
+            .filter(|v| !training.contains(v) && !is_told(&named(v)) && !is_recomputed(graph, **v));
         let objective = plan.certificate.as_ref().map(|c| c.objective.clone());
         let by = objective
             .as_deref()

@@ -111,7 +111,8 @@ impl Scaling {
             grad_norm: None,
             found_inf: None,
         };
-        if options.clip.is_none() && self.loss_scale.is_none() {
+        let needs_norm = options.clip.is_some() || self.loss_scale.is_some();
+        if !needs_norm || gradients.is_empty() {
             return Ok(shared);
         }
         let mut norm = global_norm(b, gradients)?;
