@@ -221,7 +221,9 @@ def trial(
         own = torch.bfloat16 if model.endswith("bf16") else torch.float32
         settings = settings | {"eps": (torch.finfo(own).eps, 1e-3)}
     train = folder / "train.onnx"
-    optimizing = Compiler(compiler.binary, options=("--optimizer", words, *asked, "--drop-output", "*", "--weights-as-inputs"))
+    optimizing = Compiler(
+        compiler.binary, options=("--optimizer", words, *asked, "--drop-output", "*", "--weights-as-inputs")
+    )
     optimizing.optimize(options.FIXTURES / model / "model.onnx", train, "none", loss, {"batch": 2, "seq": 8})
     case = read_tensors(options.FIXTURES / model / "case.npz")
     inspected = compiler.inspect(train)

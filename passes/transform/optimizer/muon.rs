@@ -60,7 +60,11 @@ pub(super) fn emit(
         }
         direction = b.bind(g + decimal(settings.momentum) * (direction - g))?;
     }
-    let mut x = b.cast(direction.0, dtype)?;
+    let norm = Term(scalar_norm(b, direction.0)?);
+    let least = b.scalar(DType::F32, EPS);
+    let norm = b.bind(binary_op(&MAX, norm, least))?;
+    // Rounded once, after the division.
+    let mut x = b.eval(cast(direction / norm, dtype))?;
     let sizes: Vec<f64> = b
         .dims(p)
         .iter()
@@ -71,10 +75,6 @@ pub(super) fn emit(
     if is_tall {
         x = b.transpose(x, &[1, 0])?;
     }
-    let norm = Term(scalar_norm(b, x)?);
-    let least = b.scalar(DType::F32, EPS);
-    let norm = b.bind(binary_op(&MAX, norm, least))?;
-    x = b.eval(Term(x) / cast(norm, dtype))?;
     for _ in 0..STEPS {
         let gram = b.emit(&GEMM, &[x, x], Attrs::new().with("transB", 1))?;
         let attrs = Attrs::new().with("alpha", C).with("beta", B);
