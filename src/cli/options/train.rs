@@ -14,9 +14,9 @@ use std::path::PathBuf;
 
 pub const TRAIN_EXAMPLES: &str = "\
 Examples:
-  ckpt-opt train model.onnx --loss causal-lm --data tokens.bin --dim batch=2 --dim seq=16 --budget 80% --lr 1e-3 --out tuned
-  ckpt-opt train model.onnx --loss causal-lm --data tokens.bin --dim batch=2 --dim seq=16 --lr 1e-3 --out tuned --resume
-  ckpt-opt train model.onnx --loss causal-lm --data tokens.bin --dim batch=2 --dim seq=16 --steps 4 --schedule cosine --warmup 10% --out other
+  ckpt-opt train model.onnx --loss causal-lm --data tokens.bin --budget 80% --out tuned
+  ckpt-opt train model.onnx --loss causal-lm --data tokens.bin --budget 80% --out tuned --resume
+  ckpt-opt train model.onnx --loss causal-lm --data tokens.bin --policy full --lr 1e-3 --out other
 
 DIR gets model.safetensors (the weights under the framework's names), metrics.jsonl (one object for each step), report.html,
 the event file of TensorBoard, and checkpoints/step-N. SIGINT and SIGTERM finish the step, save and exit with code 130;
