@@ -33,7 +33,7 @@ pub(super) struct Columns {
 }
 
 enum Source {
-    Parquet(ParquetRecordBatchReaderBuilder<bytes::Bytes>),
+    Parquet(Box<ParquetRecordBatchReaderBuilder<bytes::Bytes>>),
     File(Box<FileReader<BufReader<File>>>),
     Stream(Box<StreamReader<BufReader<File>>>),
 }
@@ -66,7 +66,7 @@ impl Columns {
             let bytes = map(&shard.path)?;
             let builder = decode(&name, || ParquetRecordBatchReaderBuilder::try_new(bytes))?;
             let schema = builder.schema().clone();
-            let source = Source::Parquet(builder);
+            let source = Source::Parquet(Box::new(builder));
             return Ok(Columns {
                 name,
                 source,
@@ -330,7 +330,8 @@ fn numbers(column: &ArrayRef, dtype: DType, rows: u64, bytes: &mut Vec<u8>) -> R
     downcast_integer_array!(
         column => {
             for (i, value) in column.values().iter().enumerate() {
-                let value = i64::try_from(*value).ok().filter(|v| (least..=most).contains(v));
+                let value = i64::try_from(i128::from(*value)).ok();
+                let value = value.filter(|v| (least..=most).contains(v));
                 let value = value.ok_or_else(|| {
                     Error::usage("data", format!("the number at row {} is too large", rows + i as u64 + 1))
                         .expected(format!("{least} to {most}"))

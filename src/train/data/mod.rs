@@ -218,7 +218,7 @@ fn check_batches(request: &DataRequest, wanted: &DataInputs, examples: u64) -> R
                 .expected(format!("{fixed} examples"))
                 .found(format!("{} examples", request.batch)));
         }
-        if !request.drop_last && examples % fixed != 0 {
+        if !request.drop_last && !examples.is_multiple_of(fixed) {
             return Err(
                 Error::usage("data", "the last batch is shorter than the graph allows")
                     .expected(format!("{fixed} examples"))

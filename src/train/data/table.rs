@@ -179,7 +179,7 @@ fn row(tensor: &Tensor, i: u64) -> Option<bytes::Bytes> {
 /// Returns how many labels of an example count. A causal loss has no scores for the first of a sequence.
 fn counted_labels(labels: &Tensor, is_causal: bool) -> u64 {
     let sequence = labels.dims.last().copied().filter(|_| is_causal);
-    let is_first = |i: u64| sequence.is_some_and(|n| n > 0 && i % n == 0);
+    let is_first = |i: u64| sequence.is_some_and(|n| i.is_multiple_of(n));
     let all = 0..labels.elements();
     all.filter(|i| !is_first(*i) && labels.get_i64(*i as usize) != Some(IGNORED))
         .count() as u64

@@ -7,10 +7,10 @@ use ckpt_opt::passes::ir::Tensor;
 use parquet::basic::Compression;
 use std::sync::Arc;
 
-fn text_request(path: PathBuf, tokenizer: &Path) -> DataRequest {
+fn text_request(path: &Path, tokenizer: &Path) -> DataRequest {
     DataRequest {
         tokenizer: Some(tokenizer.to_path_buf()),
-        ..request(&path, 1, 4)
+        ..request(path, 1, 4)
     }
 }
 
@@ -54,7 +54,7 @@ fn lines_that_are_wrong_are_named() {
     ];
     for (i, (content, words)) in cases.iter().enumerate() {
         let path = file(dir.path(), "a.jsonl", if i == 13 { b"" } else { content });
-        fails(&text_request(path, &tokenizer), words);
+        fails(&text_request(&path, &tokenizer), words);
         assert!(words.len() < 9);
     }
     let deep = format!(
@@ -63,11 +63,11 @@ fn lines_that_are_wrong_are_named() {
         "]".repeat(100_000)
     );
     fails(
-        &text_request(file(dir.path(), "a.jsonl", deep.as_bytes()), &tokenizer),
+        &text_request(&file(dir.path(), "a.jsonl", deep.as_bytes()), &tokenizer),
         &["line 1", "recursion"],
     );
     fails(
-        &text_request(file(dir.path(), "a.txt", b"a\nb\n\xc3"), &tokenizer),
+        &text_request(&file(dir.path(), "a.txt", b"a\nb\n\xc3"), &tokenizer),
         &["line 3", "UTF-8"],
     );
 }
@@ -78,11 +78,11 @@ fn huge_lines_and_lines_of_zeros_are_read() {
     let tokenizer = tokenizer(dir.path());
     let line = format!("{{\"text\": \"{}\"}}\n", "the ".repeat(1 << 20));
     let path = file(dir.path(), "a.jsonl", line.as_bytes());
-    let batches = open(&text_request(path, &tokenizer), &graph(LABELS)).unwrap();
+    let batches = open(&text_request(&path, &tokenizer), &graph(LABELS)).unwrap();
     // The end of text alone is no example.
     assert_eq!(batches.examples(), 1 << 19);
     let zeros = file(dir.path(), "a.txt", &[0; 100_000]);
-    let batches = open(&text_request(zeros, &tokenizer), &graph(LABELS)).unwrap();
+    let batches = open(&text_request(&zeros, &tokenizer), &graph(LABELS)).unwrap();
     assert_eq!(batches.examples(), 25_000);
 }
 
@@ -97,7 +97,7 @@ fn a_line_without_end_is_refused() {
         .set_len(1 << 29)
         .unwrap();
     fails(
-        &text_request(path, &tokenizer),
+        &text_request(&path, &tokenizer),
         &["line 1", "too long", "256 MiB"],
     );
 }
@@ -135,7 +135,7 @@ fn tokens_that_the_model_lacks_are_refused() {
         b"{\"text\": \"a\"}\n{\"text\": \"b<59>\"}",
     );
     fails(
-        &text_request(path, &dir.path().join("large.json")),
+        &text_request(&path, &dir.path().join("large.json")),
         &["line 2", "`<59>`", "0 to 299"],
     );
 }
@@ -146,10 +146,10 @@ fn requests_that_cannot_be_read_are_refused() {
     let lines = file(dir.path(), "a.jsonl", b"{\"text\": \"ab\"}");
     fails(
         &request(&lines, 1, 4),
-        &["needs a tokenizer", "--tokenizer"],
+        &["error[tokenizer]", "needs a tokenizer", "--tokenizer"],
     );
     fails(
-        &text_request(lines.clone(), &dir.path().join("none.json")),
+        &text_request(&lines, &dir.path().join("none.json")),
         &["none.json"],
     );
     for (name, content) in [
@@ -159,10 +159,7 @@ fn requests_that_cannot_be_read_are_refused() {
         ("w.json", b"[]"),
     ] {
         let wrong = file(dir.path(), name, content);
-        fails(
-            &text_request(lines.clone(), &wrong),
-            &["no tokenizer", name],
-        );
+        fails(&text_request(&lines, &wrong), &["no tokenizer", name]);
     }
     fails(&request(&dir.path().join("none.bin"), 1, 4), &["none.bin"]);
     fails(
@@ -266,7 +263,7 @@ fn damaged_files_are_refused_or_read() {
         ("b.parquet", Compression::UNCOMPRESSED),
     ] {
         let path = super::columns::parquet(dir.path().join(name), &batch, compression);
-        let asked = text_request(path.clone(), &tokenizer);
+        let asked = text_request(&path, &tokenizer);
         assert!(read(&asked, &graph(LABELS)).is_ok());
         assert!(damaged(&path, &asked, &graph(LABELS)) > 40);
     }
@@ -293,7 +290,7 @@ fn damaged_files_are_refused_or_read() {
                 arrow_ipc::writer::StreamWriter::try_new(out, &batch.schema()).unwrap();
             writer.write(&batch).and_then(|()| writer.finish()).unwrap();
         }
-        let asked = text_request(path.clone(), &tokenizer);
+        let asked = text_request(&path, &tokenizer);
         assert!(read(&asked, &graph(LABELS)).is_ok());
         assert!(damaged(&path, &asked, &graph(LABELS)) > 20);
     }
@@ -308,6 +305,6 @@ fn a_damaged_tokenizer_is_refused_or_used() {
         "a.jsonl",
         b"{\"text\": \"the cat and the hat\"}",
     );
-    let refused = damaged(&path, &text_request(lines, &path), &graph(LABELS));
+    let refused = damaged(&path, &text_request(&lines, &path), &graph(LABELS));
     assert!(refused > 50, "{refused}");
 }

@@ -132,6 +132,7 @@ fn only_the_assistant_is_learned() {
     // The same template from the configuration beside the tokenizer.
     asked.chat_template = None;
     let e = read(&asked, &graph(LABELS)).unwrap_err();
+    assert_eq!(e.code(), "chat-template");
     assert!(e.to_string().contains("--chat-template"), "{e}");
     let config = serde_json::json!({ "chat_template": TEMPLATE, "eos_token": "<|endoftext|>" });
     file(
@@ -231,7 +232,7 @@ fn reads_stdin_if_asked_to() {
 fn lines_come_from_stdin() {
     let dir = tempfile::tempdir().unwrap();
     tokenizer(dir.path());
-    let run = |input: &[u8]| {
+    let run = |input: &[u8], temporary: &Path| {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
@@ -239,16 +240,23 @@ fn lines_come_from_stdin() {
                 "--nocapture",
             ])
             .env("DATA_FROM_STDIN", dir.path())
+            .env("TMPDIR", temporary)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        child.stdin.take().unwrap().write_all(input).unwrap();
+        // A child that has refused already does not read.
+        let _ = child.stdin.take().unwrap().write_all(input);
         String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
     };
-    let output = run(b"{\"text\": \"the cat\"}\n{\"text\": \"an\"}\n");
+    let output = run(b"{\"text\": \"the cat\"}\n{\"text\": \"an\"}\n", dir.path());
     let expected = [encoded("the cat"), vec![END], encoded("an")].concat();
     assert!(output.contains(&format!("read {expected:?}")), "{output}");
-    assert!(run(b"{\"text\": \"a\"}\nnot json\n").contains("stdin, line 2"));
-    assert!(run(b"").contains("no text"));
+    assert!(run(b"{\"text\": \"a\"}\nnot json\n", dir.path()).contains("stdin, line 2"));
+    assert!(run(b"", dir.path()).contains("no text"));
+    let refused = run(b"{\"text\": \"a\"}\n", &dir.path().join("none"));
+    assert!(
+        refused.contains("error[spill]") && refused.contains("TMPDIR"),
+        "{refused}"
+    );
 }
