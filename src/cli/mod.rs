@@ -89,7 +89,7 @@ enum Verb {
     Diff(plans::DiffArgs),
     /// Train a model on data within a memory budget, and write its weights
     #[command(after_help = train_options::TRAIN_EXAMPLES, mut_arg("budget", |a| a.help_heading("Training").display_order(3)))]
-    Train(train_options::TrainArgs),
+    Train(Box<train_options::TrainArgs>),
     /// Execute a graph and compare its memory with the prediction
     #[command(after_help = runtime::RUN_EXAMPLES)]
     Run(runtime::RunArgs),

@@ -222,7 +222,7 @@ fn the_weights_have_the_names_and_layout_of_the_framework() {
     let names = |tensors: &Tensors| tensors.keys().cloned().collect::<Vec<String>>();
     let mut expected: Vec<String> = names(&gradients)
         .iter()
-        .filter_map(|n| Some(n.strip_prefix("grad.").unwrap_or(n).to_string()))
+        .map(|n| n.strip_prefix("grad.").unwrap_or(n).to_string())
         .collect();
     expected.retain(|name| found.contains_key(name));
     assert!(expected.len() >= 20, "{expected:?} of {:?}", names(&found));

@@ -6,8 +6,11 @@ use super::plan::Goal;
 use super::runtime::{Kernels, On};
 use crate::cli::output::Console;
 use ckpt_opt::train::schedule::{Shape, Span};
+#[cfg(feature = "torch")]
 use ckpt_passes::compile::Request;
+#[cfg(feature = "torch")]
 use ckpt_passes::transform::optimizer::Optimizer;
+#[cfg(feature = "torch")]
 use ckpt_passes::{Error, Result};
 use clap::{ArgAction, Args};
 use std::path::PathBuf;
@@ -114,6 +117,7 @@ pub struct TrainArgs {
     pub console: Console,
 }
 
+#[cfg(feature = "torch")]
 impl TrainArgs {
     /// Returns what to compile. Updates run among the gradients, which are no outputs, and neither are forward results.
     ///
@@ -132,6 +136,7 @@ impl TrainArgs {
 }
 
 /// Returns an optimizer with another weight decay.
+#[cfg(feature = "torch")]
 fn with_weight_decay(optimizer: &Optimizer, decay: f64) -> Result<Optimizer> {
     const KEY: &str = "weight_decay=";
     let text = optimizer.to_string();
@@ -145,7 +150,7 @@ fn with_weight_decay(optimizer: &Optimizer, decay: f64) -> Result<Optimizer> {
     parsed.map_err(|e| Error::usage("weight-decay", e.message()))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "torch"))]
 mod tests {
     use super::*;
 
