@@ -140,6 +140,14 @@ def test_a_dropout_is_recomputed_from_the_state_of_the_generator() -> None:
     assert any(op["name"] in ckpt_opt.last_plans[0].recomputed for op in draws)
 
 
+def test_a_refusal_lists_the_largest_tensors_only() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ckpt_opt.BudgetError) as raised:
+        ckpt_opt.plan_module(Net(layers=12), rows(16), budget="1%")
+    lines = [line for line in str(raised.value).splitlines() if "at the peak" in line]
+    assert len(lines) == 11 and re.search(r"\d+ bytes in \d+ more", lines[-1])
+
+
 def test_a_budget_that_nothing_fits_into_says_the_smallest_one() -> None:
     model = Net()
     step = torch.compile(model, backend=ckpt_opt.backend(400_000, inner="aot_eager"))

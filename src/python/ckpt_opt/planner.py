@@ -31,6 +31,10 @@ MIN_OFFLOAD_BYTES = 8192
 """Results with fewer bytes stay on the device, among them the states of generators."""
 
 
+SHOWN = 10
+"""So many tensors at a peak are listed."""
+
+
 class Step(NamedTuple):
     """One step of a schedule."""
 
@@ -208,7 +212,10 @@ def refusal(budget: int | str, smallest: int | None, static: int, answer: dict[s
     lines = [f"no plan fits into the budget of {said}"]
     if smallest is not None:
         lines.append(f"the smallest possible peak is {smallest} bytes ({mib(smallest)}, {mib(static)} of them static)")
-    lines += [f"  at the peak: {tensor['name']}, {tensor['bytes']} bytes" for tensor in answer.get("tensors", [])]
+    tensors = answer.get("tensors", [])
+    lines += [f"  at the peak: {tensor['name']}, {tensor['bytes']} bytes" for tensor in tensors[:SHOWN]]
+    if more := tensors[SHOWN:]:
+        lines.append(f"  at the peak: {sum(tensor['bytes'] for tensor in more)} bytes in {len(more)} more")
     return "\n".join([*lines, "help: a larger budget, or on_infeasible='smallest'"])
 
 
