@@ -407,6 +407,7 @@ fn a_written_graph_trains_as_the_model_does() {
         "none",
         "--optimizer",
         "adamw",
+        "--no-decay-vectors",
         "--fuse-optimizer",
         "--drop-output",
         "logits",

@@ -7,7 +7,7 @@ For each model of MODELS, on the same tokens in the same order and from the same
 - one step of SGD and one of AdamW in float32: `model.safetensors` loads with `load_state_dict(strict=True)`, and each
   parameter equals PyTorch's within 1e-5 of the tensor's largest element. The step of AdamW is judged where the gradient is
   not rounding, because its first step depends on the sign alone;
-- a curve of AdamW with a cosine schedule and warm-up: the loss of each step within 1e-3, the learning rates equal.
+- a curve of AdamW with a cosine schedule, warm-up and clipped gradients: the loss of each step within 1e-3, the learning rates equal.
 
 Needs tools/requirements-torch.txt. Exit code 0 if all agree.
 """
@@ -18,6 +18,7 @@ import json
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ MODELS = {"gpt2": gpt2_model, "llama32": llama_model}
 BATCH, SEQUENCE, VOCABULARY, FIRST = 4, 16, 347, 3
 WEIGHT_TOLERANCE = 1e-5
 LOSS_TOLERANCE = 1e-3
+CLIP = 0.5
 NOISE = 1e-6
 """Gradients below this share of the largest one are rounding."""
 
@@ -67,6 +69,12 @@ def train(compiler: Compiler, name: str, folder: Path, ids: np.ndarray, *more: s
     return out
 
 
+def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Returns the parameters as `train` groups them: norms and biases do not decay."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    return [{"params": matrices}, {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]
+
+
 def compare_step(compiler: Compiler, name: str, optimizer: str, lr: float) -> float:
     """Returns the largest difference of a parameter after one step, relative to its largest element."""
     ids = tokens(1)
@@ -76,7 +84,7 @@ def compare_step(compiler: Compiler, name: str, optimizer: str, lr: float) -> fl
         loaded.load_state_dict(load_file(out / "model.safetensors"), strict=True)
     model = MODELS[name]()
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
-    steps = make(model.parameters(), lr=lr)
+    steps = make(groups(model) if optimizer == "adamw" else model.parameters(), lr=lr)
     loss_of(model, batches(ids)[0]).backward()
     steps.step()
     worst = 0.0
@@ -92,12 +100,13 @@ def compare_curve(compiler: Compiler, name: str, steps: int) -> tuple[float, flo
     """Returns the largest differences of a step's loss and learning rate."""
     ids, lr, warmup = tokens(steps), 1e-2, steps // 10
     with tempfile.TemporaryDirectory() as folder:
-        more = ("--optimizer", "adamw", "--lr", str(lr), "--schedule", "cosine", "--warmup", str(warmup), "--epochs", "1")
+        more = ("--optimizer", "adamw", "--lr", str(lr), "--schedule", "cosine", "--warmup", str(warmup), "--epochs", "1",
+                "--clip", str(CLIP))  # fmt: skip
         out = train(compiler, name, Path(folder), ids, *more)
         metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == steps, f"{len(metrics)} steps instead of {steps}"
     model = MODELS[name]()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    optimizer = torch.optim.AdamW(groups(model), lr=lr)
 
     def factor(step: int) -> float:
         """`get_cosine_schedule_with_warmup` of transformers."""
@@ -113,6 +122,7 @@ def compare_curve(compiler: Compiler, name: str, steps: int) -> tuple[float, flo
         loss = loss_of(model, batch)
         worst_loss = max(worst_loss, abs(step["loss"] - loss.item()))
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         schedule.step()
     print(f"{name}: loss {metrics[0]['loss']:.3f} -> {metrics[-1]['loss']:.3f}, PyTorch {loss.item():.3f}")
