@@ -113,7 +113,7 @@ def real_diffusers(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     import diffusers
 
     batch = SIZES.batch
-    times = {"timestep": torch.zeros(batch), "return_dict": False}
+    times = {"timestep": torch.zeros(batch)}
     if name == "unet":
         unet = diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
         return unet, times | {
@@ -123,7 +123,7 @@ def real_diffusers(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     if name == "autoencoder":
         kinds = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
         coder = diffusers.AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, **kinds)
-        return coder, {"sample": torch.empty(batch, 3, 256, 256), "return_dict": False}
+        return coder, {"sample": torch.empty(batch, 3, 256, 256)}
     if name == "dit":
         labels = torch.zeros(batch, dtype=torch.long)
         noise = {"hidden_states": torch.empty(batch, 4, 32, 32)}
@@ -147,7 +147,6 @@ def real_diffusers(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
         return model, times | {
             "hidden_states": torch.empty(batch, 4, 64, 64),
             "encoder_hidden_states": torch.empty(batch, 120, 4096),
-            "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
         }
     raise zoo.Unbuilt(name)
 
@@ -402,8 +401,9 @@ def table(rows: list[Row]) -> list[str]:
             if planned
             else [0, 0]
         )
-        took = [statistics.median(map(each, planned)) for each in (theirs, seconds)] if planned else [0, 0]
-        ratio = statistics.median(seconds(row) / theirs(row) for row in planned) if planned else 0
+        timed = [row for row in planned if "graph_seconds" in row]
+        took = [statistics.median(map(each, timed)) for each in (theirs, seconds)] if timed else [0, 0]
+        ratio = statistics.median(seconds(row) / theirs(row) for row in timed) if timed else 0
         lines.append(
             f"| {peer} | {len(own)} | {good} | {better} | {flops[0]:.1f}, {flops[1]:.1f} | {close} | {took[0]:.2f}, "
             f"{took[1]:.2f} | {ratio:.2f} |"
