@@ -86,7 +86,7 @@ pub fn write(
     Ok(files.into())
 }
 
-/// Reads a folder that PEFT or [`write`] wrote: the matrices, and the request that adds such adapters.
+/// Reads a folder that PEFT or [`write()`] wrote: the matrices, and the request that adds such adapters.
 ///
 /// # Errors
 /// A damaged file, and settings that mean more than `scale·B·A` beside a linear layer.

@@ -55,7 +55,7 @@ pub fn write(path: &Path, tensors: &Tensors) -> Result<()> {
 /// Writes tensors with metadata, for which npz has no place.
 ///
 /// # Errors
-/// See [`write`].
+/// See [`write()`].
 pub fn write_with(path: &Path, tensors: &Tensors, meta: Meta) -> Result<()> {
     let bytes = match path.extension().and_then(|e| e.to_str()) {
         Some("safetensors") => safetensors::write_with(tensors, meta)?,

@@ -151,7 +151,7 @@ pub fn write(tensors: &Tensors) -> Result<Vec<u8>> {
 /// Writes all tensors as one file, with metadata.
 ///
 /// # Errors
-/// See [`write`].
+/// See [`write()`].
 pub fn write_with(tensors: &Tensors, meta: Meta) -> Result<Vec<u8>> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {

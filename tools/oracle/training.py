@@ -143,6 +143,8 @@ def main() -> int:
         worst_loss, worst_rate = compare_curve(compiler, name, args.steps)
         failures += worst_loss > LOSS_TOLERANCE
         failures += worst_rate > 1e-12
-        print(f"{name}: {args.steps} steps: loss differs by {worst_loss:.1e} of {LOSS_TOLERANCE:.0e}, rate by {worst_rate:.1e}")
+        print(
+            f"{name}: {args.steps} steps: loss differs by {worst_loss:.1e} of {LOSS_TOLERANCE:.0e}, rate by {worst_rate:.1e}"
+        )
     print("all agree" if failures == 0 else f"{failures} differ")
     return 1 if failures else 0
