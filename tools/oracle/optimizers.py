@@ -67,14 +67,14 @@ class Muon(torch.optim.Optimizer):
 
     def step(self, closure=None) -> None:
         cast = torch.Tensor.bfloat16
-        torch.Tensor.bfloat16 = torch.Tensor.clone  # type: ignore[method-assign]
+        torch.Tensor.bfloat16 = torch.Tensor.clone
         try:
             for part in self.parts:
                 part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
                 part.step()
                 self.state.update(part.state)
         finally:
-            torch.Tensor.bfloat16 = cast  # type: ignore[method-assign]
+            torch.Tensor.bfloat16 = cast
 
 
 # Ours, and what torch.optim calls it; further options, which `Reference` follows.
@@ -147,7 +147,7 @@ class Reference:
         self.parameters = {n: torch.nn.Parameter(tensor(p, dtype)) for n, p in parameters.items()}
         self.dtype = dtype
         self.clip = float(asked[asked.index("--clip") + 1]) if "--clip" in asked else None
-        groups = [{"params": list(self.parameters.values())}]
+        groups: list[dict[str, Any]] = [{"params": list(self.parameters.values())}]
         if "--no-decay-vectors" in asked:
             vectors = [p for p in self.parameters.values() if p.dim() <= 1]
             groups[0]["params"] = [p for p in self.parameters.values() if p.dim() > 1]
