@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
