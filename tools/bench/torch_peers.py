@@ -221,7 +221,7 @@ def table(measured_rows: list[Row]) -> list[str]:
 
 
 def bound(row: Row) -> str:
-    known = row["flops"].get("bound_pct")
+    known = row.get("flops", {}).get("bound_pct")
     return "" if known is None else f"+{known:.1f}"
 
 
