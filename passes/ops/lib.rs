@@ -11,6 +11,7 @@ pub mod batch_axes;
 pub mod bits;
 pub mod builder;
 pub mod cast;
+pub mod collective;
 pub mod concat;
 pub mod conv;
 pub mod extreme;
@@ -60,6 +61,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     attention::ROWS,
     bits::ROWS,
     cast::ROWS,
+    collective::ROWS,
     concat::ROWS,
     conv::ROWS,
     extreme::ROWS,

@@ -98,6 +98,10 @@ const GENERAL: &[Recipe] = recipes! {
     Offload 1 (Real(M23));
     Release 1 (Real(M23), Real(M23));
     Fetch 1 (Real(M23));
+    AllReduce 1 (Real(M23));
+    ReduceScatter 1 (Real(M23));
+    OwnSlice 1 (Real(M23));
+    GatherSlices 1 (Real(M23), Real(&[6]));
     Add 1 (Real(M23), Real(V3));
     Add 1 (Real(C234), Real(&[3, 1]));
     Sub 1 (Real(M13), Real(M23));

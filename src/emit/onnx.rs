@@ -17,7 +17,7 @@ use crate::onnx::proto::{
 use crate::onnx::versions::{self, GREATEST_OPSET, LEAST_OPSET};
 use bytes::Bytes;
 use ckpt_passes::analysis::gradients::{framework_names, trained};
-use ckpt_passes::ir::op::Domain;
+use ckpt_passes::ir::op::{Body, Domain};
 use ckpt_passes::ir::{Data, External, Graph, NodeId, Tensor, Ty, ValueId};
 use ckpt_passes::ops::body_of;
 use ckpt_passes::text::parse_dim_param;
@@ -112,11 +112,17 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
         }
     }
     let mut functions = Functions::default();
+    // Ops that no other runtime can run: they have no function.
+    let mut has_bare = false;
     let mut opset = needed_opset(graph).max(LEAST_OPSET);
     for id in graph.order() {
         let node = graph.node(*id);
         let message = match node.op.domain {
             Domain::Onnx { .. } => self::node(graph, *id, "", node.op.name)?,
+            Domain::Ckpt if matches!(node.op.body, Body::None(_)) => {
+                has_bare = true;
+                self::node(graph, *id, Domain::CKPT, node.op.name)?
+            }
             Domain::Ckpt => {
                 let name = functions.of(graph, *id, &mut opset)?;
                 self::node(graph, *id, Domain::CKPT, &name)?
@@ -143,7 +149,7 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
     }
     let opset = opset_for_foreign(graph, opset)?;
     let mut imports = vec![opset_import("", opset)];
-    if !functions.list.is_empty() {
+    if has_bare || !functions.list.is_empty() {
         imports.push(opset_import(Domain::CKPT, CKPT_VERSION));
     }
     for (domain, version) in foreign_domains(graph)? {

@@ -5,6 +5,7 @@
 //! kernel per op. The allocator of `ckpt-torch` measures the memory that `analysis::memory` predicts.
 //!
 //! [`backend`] is the interface to a place that runs kernels. `cpu` and `cuda` implement it, and everything else is shared.
+//! [`ranks`] are processes that run one graph on different rows of a batch.
 //! [`swap_store`] holds offloaded tensors, and [`transfers`] moves them while other nodes run.
 
 pub mod backend;
@@ -26,6 +27,7 @@ pub mod kernels;
 mod library;
 mod observed;
 mod operands;
+pub mod ranks;
 pub mod recorder;
 pub mod session;
 pub mod specialization;

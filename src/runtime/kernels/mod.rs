@@ -14,6 +14,7 @@ pub mod arith;
 pub mod attention;
 pub mod bits;
 pub mod cast;
+pub mod collective;
 pub mod concat;
 mod context;
 pub mod conv;
@@ -54,6 +55,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     attention::KERNELS,
     bits::KERNELS,
     cast::KERNELS,
+    collective::KERNELS,
     concat::KERNELS,
     conv::KERNELS,
     extreme::KERNELS,

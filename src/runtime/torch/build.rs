@@ -6,7 +6,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "alloc.cpp",
     "attention.cpp",
     "bytes.cpp",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 13] = [
     "gemm.cpp",
     "graph.cpp",
     "kernel.cpp",
+    "ranks.cpp",
     "rng.cpp",
     "rows.cpp",
     "status.cpp",
@@ -43,6 +44,9 @@ fn main() {
         .flag(&include)
         .flag("-isystem")
         .flag(include.join("torch/csrc/api/include"))
+        // Declarations of gloo, for the headers of libtorch that name it.
+        .flag("-isystem")
+        .flag("cpp/declared")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         .extra_warnings(true);
     for source in SOURCES {

@@ -11,6 +11,7 @@
 //! - [`kernel`]: CUDA kernels from generated source.
 //! - [`product`]: matrix products for processors on which the library's are slow.
 //! - [`attention`]: tiles of attention on top of them.
+//! - [`ranks`]: stores and groups of processes over c10d.
 //! - [`rng`]: separate random generators.
 //! - [`version`]: the version of the loaded libtorch.
 //!
@@ -29,6 +30,7 @@ pub mod kernel;
 pub mod memory;
 mod op;
 pub mod product;
+pub mod ranks;
 pub mod rng;
 pub mod storage;
 mod sys;

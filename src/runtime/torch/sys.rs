@@ -269,6 +269,60 @@ unsafe extern "C" {
         threads: i64,
     ) -> i32;
 
+    pub fn ck_store_tcp(
+        host: *const c_char,
+        port: i64,
+        ranks: i64,
+        serve: i32,
+        timeout_ms: i64,
+        prefix: *const c_char,
+        store: *mut *mut c_void,
+    ) -> i32;
+    pub fn ck_store_file(
+        path: *const c_char,
+        ranks: i64,
+        timeout_ms: i64,
+        prefix: *const c_char,
+        store: *mut *mut c_void,
+    ) -> i32;
+    pub fn ck_store_set(store: *const c_void, key: *const c_char, text: *const c_char) -> i32;
+    pub fn ck_store_get(
+        store: *const c_void,
+        key: *const c_char,
+        timeout_ms: i64,
+        text: *mut *mut c_char,
+    ) -> i32;
+    pub fn ck_store_add(
+        store: *const c_void,
+        key: *const c_char,
+        number: i64,
+        sum: *mut i64,
+    ) -> i32;
+    pub fn ck_store_drop(store: *mut c_void);
+    pub fn ck_group_join(
+        store: *const c_void,
+        name: *const c_char,
+        rank: i64,
+        ranks: i64,
+        timeout_ms: i64,
+        host: *const c_char,
+    ) -> i32;
+    pub fn ck_group_leave(name: *const c_char) -> i32;
+    pub fn ck_group_exchange(
+        name: *const c_char,
+        from: *const c_void,
+        from_bytes: *const i64,
+        to: *const c_void,
+        to_bytes: *const i64,
+        ranks: i64,
+    ) -> i32;
+    pub fn ck_group_gather(
+        name: *const c_char,
+        tensor: *const c_void,
+        slice_bytes: *const i64,
+        ranks: i64,
+    ) -> i32;
+
     pub fn ck_generator_new(seed: u64, generator: *mut *mut c_void) -> i32;
     pub fn ck_generator_clone(generator: *mut c_void, clone: *mut *mut c_void) -> i32;
     pub fn ck_generator_free(generator: *mut c_void);

@@ -1,0 +1,408 @@
+//! Several processes that train one model: who they are, how they meet, and the groups in which they exchange tensors.
+//!
+//! [`RankOptions::from_environment`] reads what `torchrun` or `train --ranks` says. [`Ranks::join`] meets the others in a
+//! store, [`Ranks::agree`] compares what must be equal, and [`Ranks::open`] makes the group that the collectives of a
+//! graph name. Whatever waits for another rank ends within the time limit, with an error that names the rank where that is
+//! known.
+//!
+//! A process can also play one rank of many [alone](alone): its collectives copy and wait for nobody, in the memory that
+//! they take among others.
+
+use super::convert::torch_error;
+use ckpt_passes::ops::collective::slice_of;
+use ckpt_passes::{Error, Result};
+use ckpt_torch::{TorchError, ranks};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tch::{Kind, Tensor};
+
+/// The variable that names the file of the store, which `train --ranks` sets.
+pub const STORE_FILE: &str = "CKPT_OPT_STORE";
+pub use ckpt_passes::ops::collective::DATA_PARALLEL;
+/// How long rank 0 sleeps between looks at whether the others have read what it serves.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Where ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Meeting {
+    Tcp {
+        host: String,
+        port: u16,
+        is_served: bool,
+    },
+    File(PathBuf),
+}
+
+/// Which rank this process is, and where the others are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankOptions {
+    /// The number of this rank, from 0.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub ranks: usize,
+    /// How long to wait for another rank.
+    pub limit: Duration,
+    meeting: Meeting,
+    /// How often all ranks were started again: an earlier attempt has left its words in the store.
+    attempt: String,
+}
+
+fn fail(what: impl Into<String>) -> Box<Error> {
+    Error::environment("rank", what)
+}
+
+impl RankOptions {
+    /// Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` and
+    /// `TORCHELASTIC_USE_AGENT_STORE` as `torchrun` sets them. `None` for a process by itself.
+    ///
+    /// # Errors
+    /// Variables that contradict each other or are no numbers.
+    pub fn from_environment(limit: Duration) -> Result<Option<RankOptions>> {
+        RankOptions::read(&|name| std::env::var(name).ok(), limit)
+    }
+
+    fn read(
+        variable: &dyn Fn(&str) -> Option<String>,
+        limit: Duration,
+    ) -> Result<Option<RankOptions>> {
+        let number = |name: &str| -> Result<Option<usize>> {
+            let Some(text) = variable(name) else {
+                return Ok(None);
+            };
+            let number = text.parse().map(Some);
+            number.map_err(|_| fail(format!("{name} is not a number")).found(text))
+        };
+        let (Some(ranks), Some(rank)) = (number("WORLD_SIZE")?, number("RANK")?) else {
+            return Ok(None);
+        };
+        if ranks < 2 {
+            return Ok(None);
+        }
+        if rank >= ranks {
+            return Err(fail("RANK is none of the ranks")
+                .expected(format!("0 to {}", ranks - 1))
+                .found(rank.to_string()));
+        }
+        let meeting = match variable(STORE_FILE) {
+            Some(file) => Meeting::File(file.into()),
+            None => {
+                let missing = |name: &str| {
+                    fail(format!("{name} is not set, so the ranks cannot meet"))
+                        .help("start them with `ckpt-opt train --ranks N` or `torchrun`")
+                };
+                let port = number("MASTER_PORT")?.ok_or_else(|| missing("MASTER_PORT"))?;
+                // The agent of torchrun serves the store itself.
+                let has_agent = variable("TORCHELASTIC_USE_AGENT_STORE");
+                Meeting::Tcp {
+                    host: variable("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?,
+                    port: u16::try_from(port)
+                        .map_err(|_| fail("MASTER_PORT is no port").found(port.to_string()))?,
+                    is_served: has_agent.is_some_and(|word| word.eq_ignore_ascii_case("true")),
+                }
+            }
+        };
+        Ok(Some(RankOptions {
+            rank,
+            ranks,
+            limit,
+            meeting,
+            attempt: variable("TORCHELASTIC_RESTART_COUNT").unwrap_or("0".into()),
+        }))
+    }
+}
+
+/// This process among the others.
+pub struct Ranks {
+    /// The number of this rank, from 0.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub ranks: usize,
+    limit: Duration,
+    store: ranks::Store,
+    /// The address to listen at, where all ranks are on one machine.
+    host: Option<&'static str>,
+}
+
+impl Ranks {
+    /// Meets the others in a store.
+    ///
+    /// # Errors
+    /// Nobody serves the store within the time limit.
+    pub fn join(options: &RankOptions) -> Result<Ranks> {
+        let prefix = format!("ckpt-opt/{}", options.attempt);
+        let (ranks, limit) = (options.ranks, options.limit);
+        let (store, is_local) = match &options.meeting {
+            Meeting::File(path) => {
+                let path = path.display().to_string();
+                (ranks::Store::file(&path, ranks, limit, &prefix), true)
+            }
+            Meeting::Tcp {
+                host,
+                port,
+                is_served,
+            } => {
+                let serve = !is_served && options.rank == 0;
+                let is_local = ["localhost", "127.0.0.1"].contains(&host.as_str());
+                let at = (host.as_str(), *port);
+                (
+                    ranks::Store::tcp(at, ranks, serve, limit, &prefix),
+                    is_local,
+                )
+            }
+        };
+        let store = store.map_err(|e| {
+            fail(format!("rank {} cannot meet the others: {e}", options.rank))
+                .help("check MASTER_ADDR and MASTER_PORT, and that rank 0 runs")
+        })?;
+        let is_named = std::env::var_os("GLOO_SOCKET_IFNAME").is_some();
+        Ok(Ranks {
+            rank: options.rank,
+            ranks,
+            limit,
+            store,
+            host: (is_local && !is_named).then_some("127.0.0.1"),
+        })
+    }
+
+    fn lost(&self, e: &TorchError) -> Box<Error> {
+        lost(self.rank, self.ranks, e)
+    }
+
+    /// Leaves a text for the others under a key.
+    ///
+    /// # Errors
+    /// Whoever serves the store is gone.
+    pub fn tell(&self, key: &str, text: &str) -> Result<()> {
+        let key = format!("{key}/{}", self.rank);
+        self.store.set(&key, text).map_err(|e| self.lost(&e))
+    }
+
+    /// Waits for the text that a rank leaves under a key.
+    ///
+    /// # Errors
+    /// It leaves none within the time limit.
+    pub fn hear(&self, key: &str, rank: usize) -> Result<String> {
+        let text = self.store.get(&format!("{key}/{rank}"), self.limit);
+        text.map_err(|e| {
+            fail(format!("rank {rank} has not come to `{key}` in time: {e}"))
+                .expected(format!("within {} s", self.limit.as_secs_f64()))
+                .help("see the output of that rank; --rank-timeout sets the time limit")
+        })
+    }
+
+    /// Compares a text with those of all ranks. Returns once all have it, so it is a barrier as well.
+    ///
+    /// # Errors
+    /// A rank that has another text, or none within the time limit.
+    pub fn agree(&self, key: &str, text: &str) -> Result<()> {
+        self.tell(key, text)?;
+        let same = (0..self.ranks).try_for_each(|rank| {
+            let theirs = self.hear(key, rank)?;
+            match theirs == text {
+                true => Ok(()),
+                false => Err(fail(format!("the ranks do not have the same {key}"))
+                    .expected(format!("that of rank {}: {text}", self.rank))
+                    .found(format!("that of rank {rank}: {theirs}"))
+                    .help("start all ranks with the same files, options and version")),
+            }
+        });
+        // Rank 0 may serve the store, so it stays until all have read.
+        let done = format!("{key}/read");
+        let read = |n| self.store.add(&done, n).map_err(|e| self.lost(&e));
+        let all = self.ranks as i64;
+        let (mut count, end) = (read(1), Instant::now() + self.limit);
+        while self.rank == 0
+            && count.as_ref().is_ok_and(|n| *n < all)
+            && Instant::now() < end
+            && same.is_ok()
+        {
+            std::thread::sleep(LOOK);
+            count = read(0);
+        }
+        same.and(count.map(drop))
+    }
+
+    /// Makes the group of all ranks that the collectives of a graph name.
+    ///
+    /// # Errors
+    /// A rank does not come within the time limit; there is no network.
+    pub fn open(&self, name: &str) -> Result<Group> {
+        let place = (self.rank, self.ranks);
+        ranks::join(&self.store, name, place, self.limit, self.host).map_err(|e| self.lost(&e))?;
+        Ok(put(name, place, true))
+    }
+}
+
+fn lost(rank: usize, ranks: usize, e: &TorchError) -> Box<Error> {
+    fail(format!(
+        "rank {rank} of {ranks} has lost another rank, or waited too long for it: {}",
+        e.message
+    ))
+    .help("see the output of the other ranks; --rank-timeout sets the time limit")
+}
+
+/// Ranks that exchange tensors.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The number of this rank, from 0.
+    pub rank: i64,
+    /// How many ranks there are.
+    pub ranks: i64,
+    name: String,
+    /// Whether the others are there.
+    is_joined: bool,
+}
+
+static GROUPS: Mutex<BTreeMap<String, Group>> = Mutex::new(BTreeMap::new());
+
+fn groups() -> MutexGuard<'static, BTreeMap<String, Group>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn put(name: &str, (rank, ranks): (usize, usize), is_joined: bool) -> Group {
+    let group = Group {
+        rank: rank as i64,
+        ranks: ranks as i64,
+        name: name.into(),
+        is_joined,
+    };
+    groups().insert(name.into(), group.clone());
+    group
+}
+
+/// Has this process play one rank of a group by itself. What it receives is what it sent.
+pub fn alone(name: &str, place: (usize, usize)) -> Group {
+    put(name, place, false)
+}
+
+/// Returns the group of a name, which must have that many ranks. One rank needs no group.
+pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
+    if ranks == 1 {
+        return Ok(Group {
+            rank: 0,
+            ranks,
+            name: name.into(),
+            is_joined: false,
+        });
+    }
+    let help = "run it with `ckpt-opt train --ranks N` or `torchrun --no-python`";
+    let expected = format!("{ranks} ranks");
+    match groups().get(name) {
+        None => Err(Error::usage(
+            "ranks",
+            "the graph is for several ranks, and this is one process",
+        )
+        .expected(expected)
+        .help(help)),
+        Some(group) if group.ranks != ranks => Err(Error::usage(
+            "ranks",
+            "the graph is for another number of ranks",
+        )
+        .expected(expected)
+        .found(format!("{} ranks", group.ranks))
+        .help(help)),
+        Some(group) => Ok(group.clone()),
+    }
+}
+
+impl Group {
+    /// Sends each rank its slice of a tensor, and receives this rank's slice from each, one after the other.
+    ///
+    /// # Errors
+    /// Another rank is gone or too late.
+    pub fn exchange(&self, x: &Tensor, received: &Tensor) -> Result<()> {
+        let sizes = self.slice_bytes(x);
+        let own = vec![sizes[self.rank as usize]; sizes.len()];
+        if self.is_joined {
+            return ranks::exchange(&self.name, (x, &sizes), (received, &own))
+                .map_err(|e| self.lost(&e));
+        }
+        let (from, len) = slice_of(x.numel() as i64, self.ranks, self.rank);
+        let own = x.view([-1]).narrow(0, from, len);
+        for rank in 0..self.ranks {
+            received.narrow(0, rank * len, len).copy_(&own);
+        }
+        Ok(())
+    }
+
+    /// Fills the slices of a tensor with those of the ranks.
+    ///
+    /// # Errors
+    /// Another rank is gone or too late.
+    pub fn gather(&self, x: &Tensor) -> Result<()> {
+        match self.is_joined {
+            true => ranks::gather(&self.name, x, &self.slice_bytes(x)).map_err(|e| self.lost(&e)),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the sum of a number of each rank.
+    ///
+    /// # Errors
+    /// Another rank is gone or too late.
+    pub fn sum(&self, number: u64) -> Result<u64> {
+        let all = Tensor::from_slice(&vec![number as i64; self.ranks as usize]);
+        let received = ckpt_torch::empty(&[self.ranks], Kind::Int64).map_err(torch_error)?;
+        self.exchange(&all, &received)?;
+        let numbers = Vec::<i64>::try_from(&received);
+        let numbers = numbers.map_err(|e| Error::bug("ranks", e.to_string()))?;
+        Ok(numbers.into_iter().map(|n| n as u64).sum())
+    }
+
+    fn slice_bytes(&self, x: &Tensor) -> Vec<i64> {
+        let (elements, width) = (x.numel() as i64, x.kind().elt_size_in_bytes() as i64);
+        let bytes = |rank| slice_of(elements, self.ranks, rank).1 * width;
+        (0..self.ranks).map(bytes).collect()
+    }
+
+    fn lost(&self, e: &TorchError) -> Box<Error> {
+        lost(self.rank as usize, self.ranks as usize, e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<RankOptions>> {
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(n, _)| *n == name);
+            found.map(|(_, text)| (*text).to_string())
+        };
+        RankOptions::read(&variable, Duration::from_secs(1))
+    }
+
+    #[test]
+    fn ranks_are_read_as_torchrun_names_them() {
+        let torchrun = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "localhost"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCHELASTIC_RESTART_COUNT", "3"),
+        ];
+        let found = read(&torchrun).unwrap().unwrap();
+        assert_eq!((found.rank, found.ranks, &*found.attempt), (1, 2, "3"));
+        let meeting = Meeting::Tcp {
+            host: "localhost".into(),
+            port: 29500,
+            is_served: true,
+        };
+        assert_eq!(found.meeting, meeting);
+        assert!(read(&[]).unwrap().is_none());
+        assert!(
+            read(&[("RANK", "0"), ("WORLD_SIZE", "1")])
+                .unwrap()
+                .is_none()
+        );
+        for (changed, to) in [(0, "2"), (0, "x"), (3, "70000")] {
+            let mut wrong = torchrun;
+            wrong[changed].1 = to;
+            assert_eq!(read(&wrong).unwrap_err().exit_code(), 5, "{wrong:?}");
+        }
+        assert_eq!(read(&torchrun[..2]).unwrap_err().exit_code(), 5);
+    }
+}

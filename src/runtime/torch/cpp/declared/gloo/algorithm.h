@@ -1,0 +1,2 @@
+// See context.h.
+#include "gloo/context.h"

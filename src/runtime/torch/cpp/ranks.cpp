@@ -1,0 +1,168 @@
+// Stores and groups of processes ("ranks") over c10d. A group moves bytes and adds up nothing: the order of a sum is the
+// caller's, so that its bits depend neither on the algorithm of a library nor on the number of tensors in flight.
+#define USE_C10D_GLOO 1
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "status.h"
+
+namespace {
+
+using Millis = std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// c10d's registry of names holds groups weakly. Never destroyed: the threads of a group whose peer is gone may outlive main.
+std::map<std::string, GroupPtr>& held() {
+  static auto* groups = new std::map<std::string, GroupPtr>;
+  return *groups;
+}
+
+const StorePtr& store_of(const void* store) { return *static_cast<const StorePtr*>(store); }
+
+const at::Tensor& tensor_of(const void* tensor) { return *static_cast<const at::Tensor*>(tensor); }
+
+void* made(StorePtr store, int64_t timeout_ms, const char* prefix) {
+  store->setTimeout(Millis(timeout_ms));
+  return new StorePtr(c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store)));
+}
+
+// Bytes of a tensor as a tensor that does not own them: a group may hold on to its tensors for a moment after its work is
+// done, and a storage that was freed late would be counted late.
+at::Tensor lent(const at::Tensor& tensor, int64_t from, int64_t bytes) {
+  TORCH_CHECK(tensor.is_contiguous(), "the tensor is not row-major");
+  TORCH_CHECK(from >= 0 && bytes >= 0 && from + bytes <= static_cast<int64_t>(tensor.nbytes()),
+              "the slice leaves the tensor");
+  auto* data = static_cast<char*>(tensor.data_ptr());
+  return at::from_blob(data + from, {bytes}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
+}
+
+}  // namespace
+
+extern "C" {
+
+// Connects to the store at a host and port, and serves it where `serve` is not 0. Keys get the prefix. Whether all ranks are
+// there is not waited for: whoever reads a key that a rank never wrote names that rank.
+int32_t ck_store_tcp(const char* host, int64_t port, int64_t ranks, int32_t serve, int64_t timeout_ms, const char* prefix,
+                     void** store) {
+  return ckpt::guarded([&] {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    options.isServer = serve != 0;
+    options.numWorkers = static_cast<size_t>(ranks);
+    options.multiTenant = true;
+    options.waitWorkers = false;
+    options.timeout = Millis(timeout_ms);
+    *store = made(c10::make_intrusive<c10d::TCPStore>(host, options), timeout_ms, prefix);
+  });
+}
+
+int32_t ck_store_file(const char* path, int64_t ranks, int64_t timeout_ms, const char* prefix, void** store) {
+  return ckpt::guarded([&] {
+    *store = made(c10::make_intrusive<c10d::FileStore>(path, static_cast<int>(ranks)), timeout_ms, prefix);
+  });
+}
+
+int32_t ck_store_set(const void* store, const char* key, const char* text) {
+  return ckpt::guarded([&] { store_of(store)->set(key, std::string(text)); });
+}
+
+// Waits for a key and returns its text, which the caller frees.
+int32_t ck_store_get(const void* store, const char* key, int64_t timeout_ms, char** text) {
+  return ckpt::guarded([&] {
+    store_of(store)->wait({key}, Millis(timeout_ms));
+    *text = strdup(store_of(store)->get_to_str(key).c_str());
+  });
+}
+
+// Adds to a number, which begins at 0, and returns the sum.
+int32_t ck_store_add(const void* store, const char* key, int64_t number, int64_t* sum) {
+  return ckpt::guarded([&] { *sum = store_of(store)->add(key, number); });
+}
+
+void ck_store_drop(void* store) { delete static_cast<StorePtr*>(store); }
+
+// Makes a group of CPU processes, known by its name to `_c10d_functional` as well. `host` is the address to listen at; null
+// for the one that the host's name or GLOO_SOCKET_IFNAME gives.
+int32_t ck_group_join(const void* store, const char* name, int64_t rank, int64_t ranks, int64_t timeout_ms,
+                      const char* host) {
+  return ckpt::guarded([&] {
+    const auto r = static_cast<int>(rank), n = static_cast<int>(ranks);
+    StorePtr own = c10::make_intrusive<c10d::PrefixStore>(name, store_of(store));
+    auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
+    options->devices.push_back(host == nullptr ? c10d::ProcessGroupGloo::createDefaultDevice()
+                                               : c10d::ProcessGroupGloo::createDeviceForHostname(host));
+    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(own, r, n, options);
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(own, r, n);
+    using Type = c10d::ProcessGroup::BackendType;
+    group->setBackend(c10::kCPU, Type::GLOO, c10::intrusive_ptr<c10d::Backend>(backend));
+    group->setDefaultBackend(Type::GLOO);
+    group->setGroupName(name);
+    c10d::register_process_group(name, group);
+    held()[name] = group;
+  });
+}
+
+int32_t ck_group_leave(const char* name) {
+  return ckpt::guarded([&] {
+    c10d::unregister_process_group(name);
+    held().erase(name);
+  });
+}
+
+// Sends the next `from_bytes[r]` bytes of a tensor to rank r, and receives `to_bytes[r]` bytes from it.
+int32_t ck_group_exchange(const char* name, const void* from, const int64_t* from_bytes, const void* to,
+                          const int64_t* to_bytes, int64_t ranks) {
+  return ckpt::guarded([&] {
+    auto group = c10d::resolve_process_group(name);
+    std::vector<int64_t> sent(from_bytes, from_bytes + ranks), received(to_bytes, to_bytes + ranks);
+    int64_t out = 0, in = 0;
+    for (auto bytes : sent) out += bytes;
+    for (auto bytes : received) in += bytes;
+    auto source = lent(tensor_of(from), 0, out), target = lent(tensor_of(to), 0, in);
+    group->alltoall_base(target, source, received, sent)->wait();
+  });
+}
+
+// Fills slice r of a tensor with that of rank r, on all ranks.
+int32_t ck_group_gather(const char* name, const void* tensor, const int64_t* slice_bytes, int64_t ranks) {
+  return ckpt::guarded([&] {
+    auto group = c10d::resolve_process_group(name);
+    std::vector<std::vector<at::Tensor>> slices;
+    std::vector<WorkPtr> works;
+    int64_t from = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const auto bytes = slice_bytes[rank];
+      if (bytes > 0) {
+        slices.push_back({lent(tensor_of(tensor), from, bytes)});
+        c10d::BroadcastOptions options;
+        options.rootRank = rank;
+        works.push_back(group->broadcast(slices.back(), options));
+      }
+      from += bytes;
+    }
+    // All of them end before the first failure is thrown: none may write to the tensor afterwards.
+    std::exception_ptr failure;
+    for (auto& work : works) {
+      try {
+        work->wait();
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+  });
+}
+}

@@ -1,0 +1,202 @@
+//! Stores and groups of processes ("ranks") over libtorch's c10d. A group moves bytes; sums are the caller's.
+//!
+//! Every call that waits for another rank ends within the time limit of its store or group.
+
+use crate::error::{TorchError, check};
+use crate::handle;
+use crate::sys;
+use std::ffi::{CString, c_void};
+use std::ptr;
+use std::time::Duration;
+use tch::Tensor;
+
+fn c_string(text: &str) -> Result<CString, TorchError> {
+    CString::new(text).map_err(|_| TorchError::refused(format!("{text:?} contains a NUL")))
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Texts and numbers by name, shared by all ranks.
+#[derive(Debug)]
+pub struct Store(*mut c_void);
+
+// SAFETY: c10d's stores lock a mutex around every use.
+unsafe impl Send for Store {}
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Connects to the store at a host and port, and serves it for all ranks if `serve` is set. Keys begin with `prefix`.
+    ///
+    /// # Errors
+    /// `Refused` if nobody serves it within the time limit, or the port is taken.
+    pub fn tcp(
+        (host, port): (&str, u16),
+        ranks: usize,
+        serve: bool,
+        limit: Duration,
+        prefix: &str,
+    ) -> Result<Store, TorchError> {
+        let (host, prefix) = (c_string(host)?, c_string(prefix)?);
+        // SAFETY: the strings are NUL-terminated; a place to write to.
+        handle::made(|store| unsafe {
+            sys::ck_store_tcp(
+                host.as_ptr(),
+                port.into(),
+                ranks as i64,
+                serve.into(),
+                millis(limit),
+                prefix.as_ptr(),
+                store,
+            )
+        })
+        .map(Store)
+    }
+
+    /// Opens the store in a file, which the first rank makes.
+    ///
+    /// # Errors
+    /// `Refused` if the file cannot be made.
+    pub fn file(
+        path: &str,
+        ranks: usize,
+        limit: Duration,
+        prefix: &str,
+    ) -> Result<Store, TorchError> {
+        let (path, prefix) = (c_string(path)?, c_string(prefix)?);
+        // SAFETY: the strings are NUL-terminated; a place to write to.
+        handle::made(|store| unsafe {
+            sys::ck_store_file(
+                path.as_ptr(),
+                ranks as i64,
+                millis(limit),
+                prefix.as_ptr(),
+                store,
+            )
+        })
+        .map(Store)
+    }
+
+    /// Writes a text.
+    ///
+    /// # Errors
+    /// `Refused` if whoever serves the store is gone.
+    pub fn set(&self, key: &str, text: &str) -> Result<(), TorchError> {
+        let (key, text) = (c_string(key)?, c_string(text)?);
+        // SAFETY: the store is alive, the strings are NUL-terminated.
+        check(unsafe { sys::ck_store_set(self.0, key.as_ptr(), text.as_ptr()) })
+    }
+
+    /// Waits for a text and returns it.
+    ///
+    /// # Errors
+    /// `Refused` if nobody writes it in time, or whoever serves the store is gone.
+    pub fn get(&self, key: &str, limit: Duration) -> Result<String, TorchError> {
+        let key = c_string(key)?;
+        let mut text = ptr::null_mut();
+        // SAFETY: the store is alive, the string is NUL-terminated; a place to write to.
+        check(unsafe { sys::ck_store_get(self.0, key.as_ptr(), millis(limit), &mut text) })?;
+        // SAFETY: on success the text is ours to free.
+        Ok(unsafe { handle::take_string(text) })
+    }
+
+    /// Adds to a number, which begins at 0, and returns the sum.
+    ///
+    /// # Errors
+    /// `Refused` if whoever serves the store is gone.
+    pub fn add(&self, key: &str, number: i64) -> Result<i64, TorchError> {
+        let key = c_string(key)?;
+        let mut sum = 0;
+        // SAFETY: the store is alive, the string is NUL-terminated; a place to write to.
+        check(unsafe { sys::ck_store_add(self.0, key.as_ptr(), number, &mut sum) })?;
+        Ok(sum)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: the handle is ours and freed only here.
+        unsafe { sys::ck_store_drop(self.0) }
+    }
+}
+
+/// Makes a group of ranks on the CPU, over Gloo, under a name that libtorch's `_c10d_functional` operators know, too. `host` is
+/// the address to listen at, by default that of the host's name or of the interface in `GLOO_SOCKET_IFNAME`.
+///
+/// # Errors
+/// `Refused` if a rank does not come within the time limit, or there is no network.
+pub fn join(
+    store: &Store,
+    name: &str,
+    (rank, ranks): (usize, usize),
+    limit: Duration,
+    host: Option<&str>,
+) -> Result<(), TorchError> {
+    let (name, host) = (c_string(name)?, host.map(c_string).transpose()?);
+    let host = host.as_ref().map_or(ptr::null(), |host| host.as_ptr());
+    // SAFETY: the store is alive, the strings are NUL-terminated or null where that is allowed.
+    check(unsafe {
+        sys::ck_group_join(
+            store.0,
+            name.as_ptr(),
+            rank as i64,
+            ranks as i64,
+            millis(limit),
+            host,
+        )
+    })
+}
+
+/// Leaves a group.
+///
+/// # Errors
+/// `Refused` if there is none of that name.
+pub fn leave(name: &str) -> Result<(), TorchError> {
+    let name = c_string(name)?;
+    // SAFETY: the string is NUL-terminated.
+    check(unsafe { sys::ck_group_leave(name.as_ptr()) })
+}
+
+/// Sends the next `from_bytes[r]` bytes of `from` to rank r, and receives the next `to_bytes[r]` bytes of `to` from it.
+///
+/// # Errors
+/// `Refused` if a rank is gone or does not answer in time; a tensor that is not row-major or too small.
+pub fn exchange(
+    name: &str,
+    (from, from_bytes): (&Tensor, &[i64]),
+    (to, to_bytes): (&Tensor, &[i64]),
+) -> Result<(), TorchError> {
+    if from_bytes.len() != to_bytes.len() {
+        return Err(TorchError::refused("as many slices are sent as received"));
+    }
+    let name = c_string(name)?;
+    // SAFETY: the string, both tensors and both lists of one length are lent for the call, which checks sizes.
+    check(unsafe {
+        sys::ck_group_exchange(
+            name.as_ptr(),
+            handle::lend(from),
+            from_bytes.as_ptr(),
+            handle::lend(to),
+            to_bytes.as_ptr(),
+            from_bytes.len() as i64,
+        )
+    })
+}
+
+/// Fills slice r of a tensor with that of rank r, on all ranks.
+///
+/// # Errors
+/// As [`exchange`].
+pub fn gather(name: &str, tensor: &Tensor, slice_bytes: &[i64]) -> Result<(), TorchError> {
+    let name = c_string(name)?;
+    // SAFETY: the string, the tensor and the list are lent for the call, which checks sizes.
+    check(unsafe {
+        sys::ck_group_gather(
+            name.as_ptr(),
+            handle::lend(tensor),
+            slice_bytes.as_ptr(),
+            slice_bytes.len() as i64,
+        )
+    })
+}
