@@ -46,11 +46,9 @@ pub struct Compiled {
 }
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
-const FROM_FORWARD: &str =
-    "infer,tie,simplify,lora,fuse,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
-const UNFUSED: &str =
-    "infer,tie,simplify,lora,loss,autodiff,simplify,attention,tile,optimizer,plan,remat";
-const FROM_TRAINING: &str = "infer,strip,simplify,attention,tile,optimizer,plan,remat";
+const FROM_FORWARD: &str = "infer,tie,simplify,lora,fuse,loss,autodiff,simplify,attention,tile,collectives,optimizer,plan,remat";
+const UNFUSED: &str = "infer,tie,simplify,lora,loss,autodiff,simplify,attention,tile,collectives,optimizer,plan,remat";
+const FROM_TRAINING: &str = "infer,strip,simplify,attention,tile,collectives,optimizer,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
 ///
@@ -72,6 +70,13 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         return Err(Error::usage(
             "lora",
             "the graph holds its backward already: adapters cannot be added",
+        )
+        .help("give the model that it was made from"));
+    }
+    if !forward && request.mesh.is_some() {
+        return Err(Error::usage(
+            "mesh",
+            "the graph holds its backward already: ranks cannot share it",
         )
         .help("give the model that it was made from"));
     }

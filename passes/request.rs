@@ -7,6 +7,7 @@ use crate::plan::request::PlanRequest;
 use crate::plan::times::Times;
 use crate::planning::bound_graph::PlanningOptions;
 use crate::planning::overrides::PolicyOverrides;
+use crate::transform::collectives::Mesh;
 use crate::transform::lora::Lora;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::UpdateOptions;
@@ -38,6 +39,8 @@ pub struct Request {
     pub tile: Tiles,
     /// What updates the parameters in the graph, and how.
     pub updates: UpdateOptions,
+    /// The ranks that share the step; `None` for one process.
+    pub mesh: Option<Mesh>,
     /// Device whose rates and memory the cost model and automatic budgets use.
     pub device: Device,
     /// Measured times of nodes, instead of the cost model's.

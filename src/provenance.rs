@@ -9,6 +9,7 @@ use ckpt_passes::analysis::planned_sizes;
 use ckpt_passes::analysis::tied_weights::TieRequest;
 use ckpt_passes::compile::{Compiled, Request};
 use ckpt_passes::ir::Graph;
+use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
@@ -51,6 +52,10 @@ pub mod keys {
     pub const LOSS_SCALE: &str = "ckpt.loss_scale";
     /// `true` where 16-bit parameters have float32 master weights.
     pub const MASTER_WEIGHTS: &str = "ckpt.master_weights";
+    /// The ranks that share the step, as `--mesh` takes them.
+    pub const MESH: &str = "ckpt.mesh";
+    /// What each of them keeps a slice of, as `--shard` takes it.
+    pub const SHARD: &str = "ckpt.shard";
     /// The keys that say how parameters are updated.
     pub const UPDATES: [&str; 8] = [
         OPTIMIZER,
@@ -113,6 +118,10 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
             meta.insert(keys::NUMERICS.into(), "rounded".into());
             meta.insert(key.into(), chunks.to_string());
         }
+    }
+    if let Some(mesh) = &request.mesh {
+        meta.insert(keys::MESH.into(), mesh.to_string());
+        meta.insert(keys::SHARD.into(), mesh.shard.to_string());
     }
     if let Some(optimizer) = &request.updates.optimizer {
         record_updates(meta, optimizer, &request.updates);
@@ -263,6 +272,8 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         loss: chunks(keys::TILE)?,
         mlp: chunks(keys::TILE_MLP)?,
     };
+    let ranks = meta.get(keys::MESH).map(|t| Mesh::parse(t)).transpose()?;
+    let shard = meta.get(keys::SHARD).map(|t| Shard::parse(t)).transpose()?;
     let request = Request {
         loss: Loss::parse(loss)?,
         plan: ckpt_passes::plan::Policy::NONE.into(),
@@ -295,6 +306,10 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             loss_scale: truth(keys::LOSS_SCALE)?,
             master_weights: truth(keys::MASTER_WEIGHTS)?,
         },
+        mesh: ranks.map(|ranks| Mesh {
+            ranks,
+            shard: shard.unwrap_or_default(),
+        }),
         ..Request::default()
     };
     Ok((request, Given::recorded(meta)?))

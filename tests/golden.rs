@@ -14,6 +14,7 @@
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
 use ckpt_passes::plan::{Constraint, Policy};
 use ckpt_passes::planning::overrides::{NamePattern, Override, Target};
+use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
@@ -204,6 +205,15 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         ("loss_scale", "") => options.updates.loss_scale = value == "true",
         ("master_weights", "") => options.updates.master_weights = value == "true",
         ("fuse_optimizer", "") => options.updates.fuse = value == "true",
+        ("mesh", "") => {
+            let ranks = Mesh::parse(value).map_err(|e| e.to_string())?;
+            let shard = Shard::None;
+            options.mesh = Some(Mesh { ranks, shard });
+        }
+        ("shard", "") => {
+            let mesh = options.mesh.as_mut().ok_or("`shard` follows `mesh`")?;
+            mesh.shard = Shard::parse(value).map_err(|e| e.to_string())?;
+        }
         ("tile", "") => options.tile.loss = Tile::parse(value).map_err(|e| e.to_string())?,
         ("tile-mlp", "") => options.tile.mlp = Tile::parse(value).map_err(|e| e.to_string())?,
         ("every", "") => options.overrides.every = value.parse().ok(),

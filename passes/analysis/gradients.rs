@@ -1,7 +1,9 @@
 //! What a training graph trains: gradients by their names, optimizer updates, and the states that updates keep.
 
-use crate::ir::{Def, Graph, Node, NodeId, Origin, Role, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, Origin, Role, Tensor, ValueId};
+use crate::ops::collective::GATHER_SLICES;
 use crate::ops::optimizer::REPLACE;
+use crate::ops::shape::EXPAND;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Suffixes of gradient names: ours, then those of ONNX Runtime with and without its accumulation buffer. Parameters of
@@ -77,6 +79,16 @@ pub fn training_outputs(graph: &Graph) -> BTreeSet<ValueId> {
     updates.chain(gradient_outputs(graph)).collect()
 }
 
+/// Returns true for the zeros that stand for the gradient of a parameter that the loss does not reach.
+pub fn is_zero_gradient(graph: &Graph, gradient: ValueId) -> bool {
+    let Some(node) = graph.def_node(gradient).map(|id| graph.node(id)) else {
+        return false;
+    };
+    let constant = node.operand(0).and_then(|v| graph.value(v).tensor());
+    let is_zero = |t: &Tensor| t.elements() == 1 && t.get_f64(0) == Some(0.0);
+    node.op == &EXPAND && constant.is_some_and(is_zero)
+}
+
 /// Returns true if the graph holds its own backward pass.
 pub fn has_backward(graph: &Graph) -> bool {
     let mut nodes = graph.nodes().map(|(_, node)| node);
@@ -126,7 +138,7 @@ pub fn counts_steps(graph: &Graph) -> bool {
 pub enum Start {
     /// Zeros; false for a truth value.
     Zeros,
-    /// The elements of a parameter, in the type of the state.
+    /// The elements of a parameter, or a rank's slice of them, in the type of the state.
     Widened(ValueId),
 }
 
@@ -139,7 +151,8 @@ pub fn start(graph: &Graph, state: ValueId) -> Start {
     };
     let rounded = |v: ValueId| {
         let readers = graph.value(v).uses().iter().map(|u| graph.node(u.node));
-        let mut roundings = readers.filter(|n| n.op == &REPLACE && n.operand(1) == Some(v));
+        let is_rounding = |n: &&Node| n.op == &REPLACE || n.op == &GATHER_SLICES;
+        let mut roundings = readers.filter(|n| is_rounding(n) && n.operand(1) == Some(v));
         roundings.find_map(|n| {
             n.operand(0)
                 .filter(|p| matches!(graph.value(*p).def, Def::Init(_)))

@@ -29,6 +29,7 @@ pub mod matcher;
 pub mod memory;
 pub mod modules;
 pub mod params;
+pub mod placement;
 pub mod planned_sizes;
 pub mod ranges;
 pub mod repeats;

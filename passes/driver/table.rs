@@ -15,6 +15,7 @@ use crate::planning::bound_graph::BoundGraph;
 use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
+use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
@@ -28,8 +29,21 @@ const ANY: &[Phase] = &[
 
 /// Every pass.
 pub static ALL: &[&Pass] = &[
-    &INFER, &TIE, &SIMPLIFY, &LORA, &FUSE, &LOSS, &AUTODIFF, &STRIP, &ATTENTION, &TILE, &OPTIMIZER,
-    &PLAN, &REMAT, &DCE,
+    &INFER,
+    &TIE,
+    &SIMPLIFY,
+    &LORA,
+    &FUSE,
+    &LOSS,
+    &AUTODIFF,
+    &STRIP,
+    &ATTENTION,
+    &TILE,
+    &COLLECTIVES,
+    &OPTIMIZER,
+    &PLAN,
+    &REMAT,
+    &DCE,
 ];
 
 static INFER: Pass = Pass {
@@ -150,6 +164,9 @@ static AUTODIFF: Pass = Pass {
         if cx.request.updates.optimizer.is_some() && cx.request.updates.loss_scale {
             scale_loss(graph, &mut cx.seeds)?;
         }
+        if let Some(mesh) = &cx.request.mesh {
+            weigh_loss(graph, &mut cx.seeds, mesh)?;
+        }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
         let zero: Vec<String> = zero_gradients(graph)
             .into_iter()
@@ -229,7 +246,10 @@ static TILE: Pass = Pass {
                     request: &request.plan,
                     cut: &|graph, tiles| {
                         let (loss, mlps) = cut(graph, tiles, &binding)?;
-                        add_updates(graph, &request.updates)?;
+                        if let Some(mesh) = reducing(request) {
+                            reduce_gradients(graph, mesh)?;
+                        }
+                        add_updates(graph, &request.updates, request.mesh.as_ref())?;
                         Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
                     input: &|graph| Ok(bound(graph, &binding, request)?.input),
@@ -280,6 +300,28 @@ fn bound(graph: &Graph, binding: &Binding, request: &Request) -> Result<BoundGra
     BoundGraph::new(graph, binding, request.planning_options())
 }
 
+/// Returns the mesh whose ranks sum whole gradients: updates take slices of them otherwise.
+fn reducing(request: &Request) -> Option<&Mesh> {
+    let mesh = request.mesh.as_ref()?;
+    let takes_slices = mesh.shard >= Shard::Grads && request.updates.optimizer.is_some();
+    (!takes_slices).then_some(mesh)
+}
+
+static COLLECTIVES: Pass = Pass {
+    name: "collectives",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: false,
+    run: |graph, cx| {
+        let Some(mesh) = reducing(&cx.request) else {
+            return Ok(Changed::No);
+        };
+        reduce_gradients(graph, mesh)?;
+        Ok(Changed::Yes)
+    },
+};
+
 static OPTIMIZER: Pass = Pass {
     name: "optimizer",
     from: &[Phase::Training],
@@ -287,7 +329,8 @@ static OPTIMIZER: Pass = Pass {
     follows: None,
     idempotent: false,
     run: |graph, cx| {
-        let Some(updates) = add_updates(graph, &cx.request.updates)? else {
+        let Some(updates) = add_updates(graph, &cx.request.updates, cx.request.mesh.as_ref())?
+        else {
             return Ok(Changed::No);
         };
         cx.warnings.extend(

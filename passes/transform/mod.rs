@@ -2,6 +2,7 @@
 
 pub mod autodiff;
 pub mod chains;
+pub mod collectives;
 pub mod dce;
 pub mod fuse;
 pub mod infer;

@@ -37,6 +37,8 @@ mod promises;
 #[cfg(feature = "torch")]
 mod random;
 #[cfg(feature = "torch")]
+mod ranks;
+#[cfg(feature = "torch")]
 mod sdpa_backends;
 mod second_order;
 #[path = "../support/mod.rs"]

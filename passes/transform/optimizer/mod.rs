@@ -11,6 +11,9 @@
 //! is complete and its parameter was read for the last time. Its gradient is no output, so gradients never all live at
 //! once. A gradient that is accumulated is no output either: it is added up as soon as it is complete.
 //!
+//! Where ranks share the step and each keeps a slice of the states ([`Shard`]), a rank updates its own slice of a parameter,
+//! and the last node of the update gathers the slices of all. Gradients of which only slices are kept are no outputs.
+//!
 //! - [`options`]: what updates, and how.
 //! - [`formulas`]: the nodes of an update, by optimizer; [`adafactor`] and [`muon`] by themselves.
 //! - [`scaling`]: what is common to all updates of a step: factor of the gradient, and whether it applies.
@@ -27,19 +30,20 @@ pub use options::{Adafactor, Muon, Optimizer, UpdateOptions};
 pub use scaling::scale_loss;
 
 use self::formulas::{Own, emit, prepare};
-use self::names::{ACCUMULATED, MASTER, emit_update, fail, input};
+use self::names::{ACCUMULATED, MASTER, emit_update, fail, input, named};
 use self::scaling::Scaling;
 use super::dce::dce;
-use crate::analysis::gradients::STEP;
+use crate::analysis::gradients::{STEP, is_zero_gradient};
 use crate::analysis::params::{self, check_pattern};
 use crate::error::Result;
 use crate::glob;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, DType, Graph, NodeId, Role, SecondaryMap, Tensor, Ty, ValueId};
-use crate::ops::Builder;
+use crate::ir::{Attrs, DType, Graph, NodeId, OpDef, Role, SecondaryMap, Ty, ValueId};
+use crate::ops::collective::{DATA_PARALLEL, GATHER_SLICES, OWN_SLICE, REDUCE_SCATTER, of_group};
 use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
 use crate::ops::rule::compute_type;
-use crate::ops::shape::EXPAND;
+use crate::ops::{Builder, EmitExt};
+use crate::transform::collectives::{Mesh, Shard};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
@@ -104,12 +108,64 @@ impl Placed {
     }
 }
 
-/// Adds an update for each parameter that has a gradient, as `options` say; nothing without an optimizer.
+/// The slices that ranks keep.
+#[derive(Clone, Copy)]
+struct Slices {
+    ranks: u32,
+    /// Gradients, too, once they are summed.
+    of_gradients: bool,
+}
+
+impl Slices {
+    /// Returns the slices that a mesh asks for, if it does.
+    ///
+    /// # Errors
+    /// An optimizer whose update of an element reads others.
+    fn of(mesh: Option<&Mesh>, options: &UpdateOptions) -> Result<Option<Slices>> {
+        let Some(mesh) = mesh.filter(|mesh| mesh.shard != Shard::None && mesh.ranks > 1) else {
+            return Ok(None);
+        };
+        let refused = |what: &str| {
+            let shard = mesh.shard;
+            Err(
+                fail(format!("{what}, so no rank can keep a slice of it")).help(format!(
+                    "leave --shard {shard} out: every rank then keeps all states"
+                )),
+            )
+        };
+        match options.optimizer {
+            Some(Optimizer::Adafactor(_) | Optimizer::Muon(_)) => {
+                refused("the optimizer reads whole rows or matrices of a parameter")
+            }
+            _ => Ok(Some(Slices {
+                ranks: mesh.ranks,
+                of_gradients: mesh.shard >= Shard::Grads,
+            })),
+        }
+    }
+
+    /// Returns the type of a slice.
+    fn ty(self, whole: &Ty) -> Ty {
+        let ranks = i64::from(self.ranks).into();
+        Ty::new(whole.dtype, [whole.elements().ceil_div(&ranks)])
+    }
+
+    fn emit(self, b: &mut Builder, op: &'static OpDef, x: ValueId) -> Result<ValueId> {
+        b.emit(op, &[x], of_group(DATA_PARALLEL, self.ranks))
+    }
+}
+
+/// Adds an update for each parameter that has a gradient, as `options` say; nothing without an optimizer. Ranks of a mesh
+/// may keep slices of the states.
 ///
 /// # Errors
 /// Options that exclude each other or match nothing; a graph that already has updates, or no gradient of an initializer; a
 /// name that is taken.
-pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<Updates>> {
+pub fn add_updates(
+    graph: &mut Graph,
+    options: &UpdateOptions,
+    mesh: Option<&Mesh>,
+) -> Result<Option<Updates>> {
     options.check()?;
     let Some(optimizer) = options.optimizer else {
         return Ok(None);
@@ -132,9 +188,12 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
         parameters: reached.len(),
         unreached: unreached.iter().map(name).collect(),
     };
+    let slices = Slices::of(mesh, options)?;
+    let gradient_slices = slices.filter(|slices| slices.of_gradients);
     let updates = in_order(graph, &reached);
     let mut outputs = graph.outputs().to_vec();
-    let keeps_gradients = !options.fuse && options.accumulate.is_none();
+    let keeps_gradients =
+        !options.fuse && options.accumulate.is_none() && gradient_slices.is_none();
     outputs.retain(|v| keeps_gradients || !gradients.iter().any(|(_, gradient)| gradient == v));
     let lr = input(graph, LR, Ty::new(DType::F32, []))?;
     let step = match optimizer.counts_steps() {
@@ -146,7 +205,10 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
     let mut states = BTreeMap::new();
     for ((parameter, _), decays) in reached.iter().zip(decays(graph, &reached, options)?) {
         let own = optimizer.of(muon::takes(graph, *parameter), decays);
-        states.insert(*parameter, add_states(graph, *parameter, options, own)?);
+        states.insert(
+            *parameter,
+            add_states(graph, *parameter, (options, slices), own)?,
+        );
     }
     let mut placed = Placed {
         first: graph.order().len(),
@@ -159,6 +221,11 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
     let mut totals = BTreeMap::new();
     for update in &updates {
         let mut total = update.gradient;
+        if let Some(slices) = gradient_slices {
+            b.prefix = b.graph.value(update.parameter).name.clone();
+            total = slices.emit(&mut b, &REDUCE_SCATTER, total)?;
+            placed.place(b.graph, update.made_at);
+        }
         if let (Some(sum), Some(restart)) = (states[&update.parameter].accumulated, scaling.restart)
         {
             b.prefix = b.graph.value(update.parameter).name.clone();
@@ -173,7 +240,12 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
         .iter()
         .map(|(parameter, _)| totals[parameter])
         .collect();
-    let shared = scaling.emit(&mut b, options, &all, (lr, step))?;
+    let shared = scaling.emit(
+        &mut b,
+        (options, gradient_slices.map(|s| s.ranks)),
+        &all,
+        (lr, step),
+    )?;
     let prepared = prepare(&mut b, &optimizer, &shared)?;
     // Factors of fused updates depend on inputs alone.
     placed.place(b.graph, if options.fuse { 0 } else { end });
@@ -183,13 +255,32 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
         b.prefix = b.graph.value(update.parameter).name.clone();
         b.loc = Default::default();
         let of = &states[&update.parameter];
-        let p = of.master.unwrap_or(update.parameter);
+        let mut p = of.master.unwrap_or(update.parameter);
         let total = totals[&update.parameter];
-        let mut results = emit(&mut b, &of.own, (p, total), (&shared, &prepared))?;
-        if of.master.is_some() {
+        let mut gradient = total;
+        if let Some(slices) = slices {
+            // A master is a slice already.
+            if of.master.is_none() {
+                let own = format!("{}.slice", b.prefix);
+                p = slices.emit(&mut b, &OWN_SLICE, p)?;
+                p = named(&mut b, p, &own)?;
+            }
+            if !slices.of_gradients {
+                gradient = slices.emit(&mut b, &OWN_SLICE, total)?;
+            }
+        }
+        let mut results = emit(&mut b, &of.own, (p, gradient), (&shared, &prepared))?;
+        let whole = match slices {
+            Some(slices) => Some((&GATHER_SLICES, of_group(DATA_PARALLEL, slices.ranks))),
+            None => of.master.map(|_| (&REPLACE, Attrs::new())),
+        };
+        if let Some((op, attrs)) = whole {
             let ins = vec![Some(update.parameter), Some(results[0])];
-            let rounded = emit_update(&mut b, &REPLACE, ins, Attrs::new(), update.parameter)?;
-            results.insert(0, rounded);
+            let whole = emit_update(&mut b, op, ins, attrs, update.parameter)?;
+            match of.master {
+                Some(_) => results.insert(0, whole),
+                None => results[0] = whole,
+            }
         }
         results.extend(of.accumulated.map(|_| total));
         made.insert(update.parameter, results);
@@ -241,7 +332,7 @@ fn decays(
 fn add_states(
     graph: &mut Graph,
     parameter: ValueId,
-    options: &UpdateOptions,
+    (options, slices): (&UpdateOptions, Option<Slices>),
     optimizer: Optimizer,
 ) -> Result<States> {
     let origin = graph.origins.get(&parameter).cloned();
@@ -253,8 +344,15 @@ fn add_states(
     let name = graph.value(parameter).name.clone();
     let mut state = |end: &str, ty: &Ty| input(graph, &format!("{name}{end}"), ty.clone());
     let has_master = options.master_weights && wide != ty;
-    let own_ty = if has_master { &wide } else { &ty };
-    let states = optimizer.states(own_ty).into_iter();
+    let mut own_ty = if has_master { wide.clone() } else { ty };
+    let mut sum_ty = wide;
+    if let Some(slices) = slices {
+        own_ty = slices.ty(&own_ty);
+        if slices.of_gradients {
+            sum_ty = slices.ty(&sum_ty);
+        }
+    }
+    let states = optimizer.states(&own_ty).into_iter();
     let states = states.map(|(end, ty)| state(end, &ty));
     let own = Own {
         optimizer,
@@ -264,8 +362,10 @@ fn add_states(
     let accumulates = options.accumulate.is_some();
     Ok(States {
         own,
-        master: has_master.then(|| state(MASTER, &wide)).transpose()?,
-        accumulated: accumulates.then(|| state(ACCUMULATED, &wide)).transpose()?,
+        master: has_master.then(|| state(MASTER, &own_ty)).transpose()?,
+        accumulated: accumulates
+            .then(|| state(ACCUMULATED, &sum_ty))
+            .transpose()?,
     })
 }
 
@@ -279,16 +379,6 @@ fn gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
         (graph.ty(parameter) == graph.ty(*gradient)).then_some((parameter, *gradient))
     };
     graph.outputs().iter().filter_map(parameter).collect()
-}
-
-/// Returns true for the zeros that stand for the gradient of a parameter that the loss does not reach.
-fn is_zero_gradient(graph: &Graph, gradient: ValueId) -> bool {
-    let Some(node) = graph.def_node(gradient).map(|id| graph.node(id)) else {
-        return false;
-    };
-    let constant = node.operand(0).and_then(|v| graph.value(v).tensor());
-    let is_zero = |t: &Tensor| t.elements() == 1 && t.get_f64(0) == Some(0.0);
-    node.op == &EXPAND && constant.is_some_and(is_zero)
 }
 
 /// Returns the updates in an order in which they can run. A view of a parameter counts as the parameter: what reads the

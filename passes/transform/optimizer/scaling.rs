@@ -8,8 +8,10 @@ use super::names::{APPLY, FOUND_INF, GRAD_NORM, LOSS_SCALE, RESTART, fail, input
 use super::options::UpdateOptions;
 use crate::error::{Error, Result};
 use crate::ir::{DType, Graph, Role, Ty, ValueId};
+use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, of_group};
 use crate::ops::extreme::MIN;
 use crate::ops::logic::{AND, LESS_OR_EQUAL, NOT};
+use crate::ops::names::SQRT;
 use crate::ops::optimizer::L2_NORM;
 use crate::ops::{Builder, EmitExt};
 use crate::transform::loss::Seed;
@@ -88,11 +90,11 @@ impl Scaling {
         })
     }
 
-    /// Emits the nodes, for gradients that are sums over the micro-batches.
+    /// Emits the nodes, for gradients that are sums over the micro-batches, or for a rank's slices of them.
     pub fn emit(
         &self,
         b: &mut Builder,
-        options: &UpdateOptions,
+        (options, ranks): (&UpdateOptions, Option<u32>),
         gradients: &[ValueId],
         (lr, step): (ValueId, Option<ValueId>),
     ) -> Result<Shared> {
@@ -116,6 +118,11 @@ impl Scaling {
             return Ok(shared);
         }
         let mut norm = global_norm(b, gradients)?;
+        if let Some(ranks) = ranks {
+            let square = b.mul(norm, norm)?;
+            let sum = b.emit(&ALL_REDUCE, &[square], of_group(DATA_PARALLEL, ranks))?;
+            norm = b.op(SQRT, &[sum])?;
+        }
         if self.loss_scale.is_some() {
             let most = number(b, f64::from(f32::MAX));
             // A comparison with NaN is false.

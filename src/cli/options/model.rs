@@ -2,6 +2,7 @@
 
 use super::overrides::Overrides;
 use super::parse::{by, dim, switch};
+use super::ranks::Sharing;
 use super::updates::Updates;
 use ckpt_opt::frontend::given::{Given, InputType};
 use ckpt_opt::tensors::{self, feed};
@@ -122,6 +123,8 @@ pub struct Training {
     pub tile_mlp: Tile,
     #[command(flatten)]
     pub updates: Updates,
+    #[command(flatten)]
+    pub sharing: Sharing,
 }
 
 impl Training {
@@ -140,6 +143,7 @@ impl Training {
                 mlp: self.tile_mlp,
             },
             updates: self.updates.options(),
+            mesh: self.sharing.mesh(),
             ..Request::default()
         }
     }

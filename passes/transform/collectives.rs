@@ -1,0 +1,233 @@
+//! Shares the training step among ranks: processes that run one graph, each on its own examples of a batch.
+//!
+//! In and out: `Training`, after the loss is weighted ([`weigh_loss`], from `Typed`). Every rank has the mean loss of its
+//! own examples. The mean over all ranks weighs it by its share of what counts (labels that are not ignored, or elements), so
+//! the backward pass of a rank starts from that share, and gradients are plain sums over ranks. The output `loss` is the
+//! mean over all ranks.
+//!
+//! A gradient is summed as soon as it is complete ([`reduce_gradients`]), before whatever reads it. Where updates keep
+//! only a slice of their states on each rank ([`Shard`]), `optimizer` asks for the slices.
+
+use crate::analysis::gradients::{gradient_outputs, is_zero_gradient};
+use crate::analysis::placement::{Mean, mean_of_examples};
+use crate::error::{Error, Result};
+use crate::ir::op::Effect;
+use crate::ir::typing::Contents;
+use crate::ir::{Attrs, DType, Graph, Id, NodeId, Role, ValueId};
+use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, of_group};
+use crate::ops::names::{EQUAL, GREATER, MAX, NOT, REDUCE_SUM, SIZE, WHERE};
+use crate::ops::{Builder, EmitExt};
+use crate::transform::loss::Seed;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What each rank keeps a slice of, instead of the whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Shard {
+    /// Nothing: gradients are summed, and every rank updates all parameters.
+    #[default]
+    None,
+    /// Optimizer states (ZeRO-1).
+    Optimizer,
+    /// Optimizer states, and gradients once they are summed (ZeRO-2).
+    Grads,
+}
+
+/// The values of `--shard`.
+const SHARDS: [(&str, Shard); 3] = [
+    ("none", Shard::None),
+    ("optimizer", Shard::Optimizer),
+    ("grads", Shard::Grads),
+];
+
+/// The ranks that share a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    /// How many ranks train on different examples.
+    pub ranks: u32,
+    /// What each of them keeps a slice of.
+    pub shard: Shard,
+}
+
+fn fail(what: impl Into<String>) -> Box<Error> {
+    Error::usage("mesh", what)
+}
+
+impl Mesh {
+    /// Parses the value of `--mesh`: `dp=N`. Returns the number of ranks.
+    ///
+    /// # Errors
+    /// Another axis than `dp`; no number of ranks.
+    pub fn parse(text: &str) -> Result<u32> {
+        let wrong = || {
+            fail("no such mesh")
+                .expected("dp=N, N from 1 to 65535")
+                .found(text)
+        };
+        match text.split_once('=') {
+            Some((DATA_PARALLEL, ranks)) => {
+                let ranks = ranks.parse().ok().filter(|n| (1..=0xffff).contains(n));
+                ranks.ok_or_else(wrong)
+            }
+            _ => Err(wrong().help("ranks share the batch only; tensor parallelism is not built")),
+        }
+    }
+}
+
+impl Shard {
+    /// Parses the value of `--shard`.
+    ///
+    /// # Errors
+    /// A word that is none.
+    pub fn parse(text: &str) -> Result<Shard> {
+        let known = SHARDS.iter().find(|(word, _)| *word == text);
+        known.map(|(_, shard)| *shard).ok_or_else(|| {
+            let error = fail("nothing of that name can be sharded")
+                .expected("none, optimizer or grads")
+                .found(text);
+            match text {
+                "params" => error.help("parameters stay whole on every rank: use grads"),
+                _ => error,
+            }
+        })
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{DATA_PARALLEL}={}", self.ranks)
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = SHARDS.iter().find(|(_, shard)| shard == self);
+        f.write_str(known.map_or("", |(word, _)| word))
+    }
+}
+
+/// Returns true if a graph has ops over ranks.
+pub fn has_collectives(graph: &Graph) -> bool {
+    let mut nodes = graph.nodes();
+    nodes.any(|(_, node)| node.op.effect == Effect::Collective)
+}
+
+/// Has the backward pass start from the rank's share of the loss, and makes the mean over all ranks the output.
+///
+/// # Errors
+/// Not one scalar loss; a loss or a node that ranks cannot share ([`mean_of_examples`]).
+pub fn weigh_loss(graph: &mut Graph, seeds: &mut [Seed], mesh: &Mesh) -> Result<()> {
+    let [seed] = seeds else {
+        return Err(
+            fail("ranks share one loss, and the backward pass starts from several values")
+                .help("name a loss with --loss"),
+        );
+    };
+    let loss = seed.value;
+    if !graph.is_output(loss) || graph.ty(loss).rank() != 0 {
+        return Err(
+            fail("ranks share a loss, and the backward pass does not start from one")
+                .help("name a loss with --loss"),
+        );
+    }
+    let mean = mean_of_examples(graph, loss)?;
+    let name = graph.value(loss).name.clone();
+    graph.rename_value(loss, &format!("{name}/own"));
+    let group = || of_group(DATA_PARALLEL, mesh.ranks);
+    let mut b = Builder::new(graph);
+    b.role = Role::Loss;
+    b.prefix = "loss/ranks".into();
+    let own = count(&mut b, mean)?;
+    let all = b.emit(&ALL_REDUCE, &[own], group())?;
+    let (zero, one) = (b.scalar(DType::F32, 0.0), b.scalar(DType::F32, 1.0));
+    let some = b.op(MAX, &[all, one])?;
+    let share = b.div(own, some)?;
+    // The mean of no labels is NaN.
+    let has_some = b.op(GREATER, &[own, zero])?;
+    let wide = b.cast(loss, DType::F32)?;
+    let sum = b.mul(wide, own)?;
+    let sum = b.op(WHERE, &[has_some, sum, zero])?;
+    let sum = b.emit(&ALL_REDUCE, &[sum], group())?;
+    let mut total = b.div(sum, all)?;
+    total = b.cast(total, b.dtype(loss))?;
+    b.role = Role::Backward;
+    let share = b.cast(share, b.dtype(loss))?;
+    seed.cotangent = Some(match seed.cotangent {
+        Some(scale) => b.mul(scale, share)?,
+        None => share,
+    });
+    graph.rename_value(total, &name);
+    let outputs = graph.outputs().iter();
+    let outputs = outputs.map(|v| if *v == loss { total } else { *v });
+    let outputs = outputs.collect();
+    graph.set_outputs(outputs);
+    Ok(())
+}
+
+/// Emits how many elements the mean of this rank is over, in float32.
+fn count(b: &mut Builder, mean: Mean) -> Result<ValueId> {
+    let (x, ignored) = match mean {
+        Mean::Labels { labels, ignored } => (labels, ignored),
+        Mean::Elements(x) => (x, None),
+    };
+    let Some(ignored) = ignored else {
+        let size = b.op(SIZE, &[x])?;
+        return b.cast(size, DType::F32);
+    };
+    let ignored = b.scalar_like(x, ignored as f64);
+    let is_ignored = b.op(EQUAL, &[x, ignored])?;
+    let counts = b.op(NOT, &[is_ignored])?;
+    let counts = b.cast(counts, DType::F32)?;
+    let attrs = Attrs::new().with("keepdims", 0);
+    b.emit(REDUCE_SUM, &[counts], attrs)
+}
+
+/// Sums each gradient over ranks, right after it is complete. Zeros that stand for a gradient stay.
+///
+/// # Errors
+/// A graph that sums them already.
+pub fn reduce_gradients(graph: &mut Graph, mesh: &Mesh) -> Result<()> {
+    let gradients = gradient_outputs(graph);
+    let first = graph.order().len();
+    let mut sums: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    let mut after: Vec<(NodeId, NodeId)> = Vec::new();
+    let contents = Contents::known(graph)?;
+    let mut b = Builder::resume(graph, contents);
+    b.role = Role::Backward;
+    for gradient in gradients {
+        let Some(maker) = b.graph.def_node(gradient) else {
+            continue;
+        };
+        if is_zero_gradient(b.graph, gradient) {
+            continue;
+        }
+        let name = b.graph.value(gradient).name.clone();
+        b.graph.rename_value(gradient, &format!("{name}/own"));
+        b.prefix = name.clone();
+        let sum = b.emit(
+            &ALL_REDUCE,
+            &[gradient],
+            of_group(DATA_PARALLEL, mesh.ranks),
+        )?;
+        b.graph.rename_value(sum, &name);
+        sums.insert(gradient, sum);
+        let node = b.graph.order()[first + after.len()];
+        after.push((maker, node));
+    }
+    let outputs = graph.outputs().iter();
+    let outputs = outputs.map(|v| sums.get(v).copied().unwrap_or(*v));
+    let outputs = outputs.collect();
+    graph.set_outputs(outputs);
+    let mut behind: BTreeMap<usize, Vec<NodeId>> = BTreeMap::new();
+    for (maker, node) in after {
+        behind.entry(maker.index()).or_default().push(node);
+    }
+    let order = graph.order()[..first].iter();
+    let order = order.flat_map(|id| {
+        let next = behind.remove(&id.index()).unwrap_or_default();
+        std::iter::once(*id).chain(next)
+    });
+    let order = order.collect();
+    graph.set_order(order);
+    Ok(())
+}
