@@ -9,6 +9,8 @@ mod doctor;
 mod explain;
 mod inspect;
 #[cfg(feature = "torch")]
+mod launch;
+#[cfg(feature = "torch")]
 mod measure;
 mod memory;
 mod optimize;

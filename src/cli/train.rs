@@ -1,9 +1,11 @@
 //! `train`: trains a model on data, and writes its weights.
 
+use super::launch::launch;
 use super::options::train::TrainArgs;
 use super::output::{print, print_json, warn};
 use super::progress;
 use super::steps::Steps;
+use ckpt_opt::runtime::ranks::RankOptions;
 use ckpt_opt::train::data::{DataRequest, Packing, TokenType};
 use ckpt_opt::train::schedule::Schedule;
 use ckpt_opt::train::trainer::{Event, Length, TrainOptions, Trained, Trainer};
@@ -15,19 +17,40 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// The exit code of a run that a signal ended.
 const INTERRUPTED: u8 = 130;
 
 /// Returns the exit code.
 pub fn run(args: &TrainArgs) -> Result<u8> {
-    let options = options(args);
+    let limit = Duration::try_from_secs_f64(args.rank_timeout);
+    let limit = limit.map_err(|e| Error::usage("ranks", format!("--rank-timeout: {e}")))?;
+    let place = RankOptions::from_environment(limit)?;
+    let ranks = place.as_ref().map_or(1, |place| place.ranks);
+    match args.ranks {
+        Some(wanted) if wanted > 1 && place.is_none() => return start(args, wanted),
+        Some(wanted) if wanted != ranks => {
+            return Err(
+                Error::usage("ranks", "another number of ranks runs already")
+                    .expected(format!("--ranks {wanted}"))
+                    .found(format!("WORLD_SIZE={ranks}"))
+                    .help("leave --ranks out under torchrun"),
+            );
+        }
+        _ => {}
+    }
+    let leads = place.as_ref().is_none_or(|place| place.rank == 0);
+    let options = TrainOptions {
+        ranks: place,
+        ..options(args)
+    };
     let trainer = {
         let _progress = progress::step("planning");
         let given = args.step.training.source.given()?;
-        Trainer::load(&args.model, &given, &args.request()?)?
+        Trainer::load(&args.model, &given, &args.request(ranks as u32)?)?
     };
-    let is_shown = !args.console.is_json() && !args.console.quiet;
+    let is_shown = leads && !args.console.is_json() && !args.console.quiet;
     if let Some(summary) = trainer
         .summary
         .as_ref()
@@ -40,13 +63,14 @@ pub fn run(args: &TrainArgs) -> Result<u8> {
     let done = trainer.train(&options, &mut |event| match event {
         Event::Begin { done, total } => {
             registered = stop_on_signals(&options.stop);
-            steps = Some(Steps::new(done, total, args.console.verbose));
+            steps = leads.then(|| Steps::new(done, total, args.console.verbose));
         }
         Event::Step(metrics) => {
             if let Some(steps) = &mut steps {
                 steps.show(metrics);
             }
         }
+        Event::Warning(_) if !leads => {}
         Event::Warning(warning) => match &steps {
             Some(steps) => steps.pause(|| warn(&[warning.to_string()])),
             None => warn(&[warning.to_string()]),
@@ -56,11 +80,24 @@ pub fn run(args: &TrainArgs) -> Result<u8> {
     registered?;
     let done = done?;
     match args.console.is_json() {
-        true => print_json(&done)?,
-        false if !args.console.quiet => print(&human(&done))?,
-        false => {}
+        true if leads => print_json(&done)?,
+        _ if is_shown => print(&human(&done))?,
+        _ => {}
     }
     Ok(if done.is_interrupted { INTERRUPTED } else { 0 })
+}
+
+/// Starts the ranks.
+fn start(args: &TrainArgs, ranks: usize) -> Result<u8> {
+    if args
+        .data
+        .iter()
+        .chain(&args.eval_data)
+        .any(|path| path.as_os_str() == "-")
+    {
+        return Err(Error::usage("data", "several ranks cannot read stdin").help("give a file"));
+    }
+    launch(ranks)
 }
 
 fn options(args: &TrainArgs) -> TrainOptions {
@@ -104,6 +141,7 @@ fn options(args: &TrainArgs) -> TrainOptions {
         place: args.on.device,
         attention: args.kernels.attention,
         offload_dir: args.offload_dir.clone(),
+        ranks: None,
         stop: Arc::default(),
     }
 }
@@ -150,6 +188,15 @@ fn human(done: &Trained) -> String {
             "peak {} measured, {} predicted",
             bytes(done.peak_bytes),
             bytes(done.predicted_peak_bytes)
+        );
+    }
+    for rank in &done.ranks {
+        let _ = writeln!(
+            out,
+            "rank {}: peak {} measured, {} predicted",
+            rank.rank,
+            bytes(rank.peak_bytes),
+            bytes(rank.predicted_peak_bytes)
         );
     }
     if let Some(path) = &done.checkpoint {

@@ -180,7 +180,7 @@ fn zeros(ty: &Ty) -> Option<Tensor> {
 }
 
 /// Returns a tensor in float32, if it is of 16 bits and its contents are here.
-fn widened(tensor: &Tensor) -> Option<Tensor> {
+pub fn widened(tensor: &Tensor) -> Option<Tensor> {
     let halves = tensor.bytes()?.chunks_exact(2).map(|b| [b[0], b[1]]);
     let bytes: Vec<u8> = match tensor.dtype {
         DType::BF16 => halves

@@ -7,6 +7,7 @@
 
 use crate::emit::file::write_error;
 use crate::frontend::file::{io_error, map};
+use crate::runtime::ranks::Ranks;
 use crate::tensors::Tensors;
 use crate::tensors::safetensors::{self, Entry, Meta};
 use crate::train::data::Position;
@@ -62,8 +63,23 @@ pub struct Manifest {
     pub plan: String,
     /// The options that decide the numbers of a step.
     pub settings: String,
+    /// How many ranks have a file of states each; 0 where one file holds all states.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub slices: usize,
     /// The files of the checkpoint by name.
     pub files: BTreeMap<String, FileHash>,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+/// Returns the name of the file with the states of a rank.
+fn states_of(rank: usize) -> String {
+    match rank {
+        0 => STATES.into(),
+        _ => format!("states-{rank}.safetensors"),
+    }
 }
 
 /// What a file must be.
@@ -83,8 +99,8 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     /// Parameters by the names of their initializers.
     pub parameters: Tensors,
-    /// Optimizer states by the names of their inputs.
-    pub states: Tensors,
+    /// Optimizer states by the names of their inputs, from each file.
+    pub states: Vec<Tensors>,
 }
 
 /// The tensors to write: what they are, and which of them are parameters.
@@ -216,36 +232,74 @@ impl Checkpoints {
         Ok(self.steps()?.last().map(|step| self.path(*step)))
     }
 
-    /// Writes a checkpoint, and removes the oldest of too many.
+    /// Sees the checkpoints in the folder of a run that another rank has opened.
+    pub fn beside(run: &Path) -> Checkpoints {
+        Checkpoints {
+            folder: run.join(FOLDER),
+            keep: usize::MAX,
+        }
+    }
+
+    fn partial(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("{PARTIAL}step-{step}"))
+    }
+
+    /// Writes the states that this rank keeps to the checkpoint that rank 0 is writing.
     ///
     /// # Errors
-    /// A disk that refuses: nothing of the checkpoint is left then, and the others stay.
+    /// A disk that refuses; rank 0 has not begun in time.
+    pub fn write_slices(
+        &self,
+        step: u64,
+        states: Vec<Entry>,
+        source: Source,
+        ranks: &Ranks,
+    ) -> Result<PathBuf> {
+        ranks.hear(&format!("checkpoint {step}"), 0)?;
+        let path = self.partial(step).join(states_of(ranks.rank));
+        let hash = write_tensors(&path, (Meta::new(), states), source);
+        let hash = hash.map_err(|e| write_error(&path, &e))?;
+        let text = serde_json::to_string(&hash);
+        let text = text.map_err(|e| Error::bug("checkpoint", e.to_string()))?;
+        ranks.tell(&format!("slices of checkpoint {step}"), &text)?;
+        Ok(self.path(step))
+    }
+
+    /// Writes a checkpoint, and removes the oldest of too many. Where `ranks` are given, each of the others writes its states
+    /// to a file of its own ([`Checkpoints::write_slices`]), and the manifest comes last.
+    ///
+    /// # Errors
+    /// A disk that refuses, or a rank that does not write: nothing of the checkpoint is left then, and the others stay.
     pub fn write(
         &self,
         mut manifest: Manifest,
         content: Content,
         source: Source,
+        ranks: Option<&Ranks>,
     ) -> Result<PathBuf> {
-        let path = self.path(manifest.step);
-        let partial = self.folder.join(format!("{PARTIAL}step-{}", manifest.step));
+        let (step, path) = (manifest.step, self.path(manifest.step));
+        let partial = self.partial(step);
         let write = || {
             std::fs::create_dir(&partial)?;
+            if let Some(ranks) = ranks {
+                let told = ranks.tell(&format!("checkpoint {step}"), "");
+                told.map_err(io::Error::other)?;
+            }
             let files = [
                 (PARAMETERS, content.meta, content.parameters),
                 (STATES, Meta::new(), content.states),
             ];
             for (name, meta, entries) in files {
-                let file = File::create(partial.join(name))?;
-                let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
-                safetensors::stream(&mut out, meta, entries, source)?;
-                out.flush()?;
-                let hash = FileHash {
-                    bytes: out.bytes,
-                    sha256: hex(out.hash),
-                };
+                let hash = write_tensors(&partial.join(name), (meta, entries), source)?;
                 manifest.files.insert(name.into(), hash);
-                out.out.get_ref().sync_all()?;
             }
+            for rank in 1..ranks.map_or(0, |ranks| ranks.ranks) {
+                let text = ranks.map(|r| r.hear(&format!("slices of checkpoint {step}"), rank));
+                let text = text.transpose().map_err(io::Error::other)?;
+                let hash = serde_json::from_str(&text.unwrap_or_default())?;
+                manifest.files.insert(states_of(rank), hash);
+            }
+            manifest.slices = ranks.map_or(0, |ranks| ranks.ranks);
             let mut file = File::create(partial.join(MANIFEST))?;
             file.write_all(&serde_json::to_vec_pretty(&manifest)?)?;
             file.sync_all()?;
@@ -303,6 +357,23 @@ impl Checkpoints {
     }
 }
 
+/// Writes tensors to a file and flushes it to disk.
+fn write_tensors(
+    path: &Path,
+    (meta, entries): (Meta, Vec<Entry>),
+    source: Source,
+) -> io::Result<FileHash> {
+    let file = File::create(path)?;
+    let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
+    safetensors::stream(&mut out, meta, entries, source)?;
+    out.flush()?;
+    out.out.get_ref().sync_all()?;
+    Ok(FileHash {
+        bytes: out.bytes,
+        sha256: hex(out.hash),
+    })
+}
+
 /// Flushes the entries of a folder. Some file systems cannot do that.
 fn sync(folder: &Path) -> io::Result<()> {
     if let Ok(folder) = File::open(folder) {
@@ -348,7 +419,9 @@ fn read(path: &Path) -> Result<Checkpoint> {
     Ok(Checkpoint {
         path: path.to_path_buf(),
         parameters: tensors(PARAMETERS)?,
-        states: tensors(STATES)?,
+        states: (0..manifest.slices.max(1))
+            .map(|rank| tensors(&states_of(rank)))
+            .collect::<Result<_>>()?,
         manifest,
     })
 }
@@ -379,6 +452,7 @@ mod tests {
             model: "m".into(),
             plan: "p".into(),
             settings: String::new(),
+            slices: 0,
             files: BTreeMap::new(),
         }
     }
@@ -397,9 +471,10 @@ mod tests {
     }
 
     fn write(checkpoints: &Checkpoints, step: u64) -> Result<PathBuf> {
-        checkpoints.write(manifest(step), content(), &mut |entry, out| {
+        let mut source = |entry: &Entry, out: &mut dyn Write| {
             out.write_all(&vec![step as u8; entry.dims[0] as usize])
-        })
+        };
+        checkpoints.write(manifest(step), content(), &mut source, None)
     }
 
     #[test]
@@ -414,7 +489,10 @@ mod tests {
         let found = checkpoints.read().unwrap().unwrap();
         assert_eq!((found.manifest.step, found.manifest.seed), (3, 2));
         assert_eq!(found.parameters["w"].bytes().unwrap().as_ref(), [3; 3]);
-        assert_eq!(found.states["w.momentum"].bytes().unwrap().as_ref(), [3; 5]);
+        assert_eq!(
+            found.states[0]["w.momentum"].bytes().unwrap().as_ref(),
+            [3; 5]
+        );
     }
 
     #[test]
@@ -422,10 +500,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(dir.path(), 2).unwrap();
         write(&checkpoints, 1).unwrap();
-        let failed = checkpoints.write(manifest(2), content(), &mut |_, out| {
+        let mut source = |_: &Entry, out: &mut dyn Write| {
             out.write_all(&[0])?;
             Err(io::ErrorKind::StorageFull.into())
-        });
+        };
+        let failed = checkpoints.write(manifest(2), content(), &mut source, None);
         let failed = failed.unwrap_err();
         assert_eq!((failed.exit_code(), failed.code()), (5, "write"));
         assert!(failed.to_string().contains("step-1"), "{failed}");

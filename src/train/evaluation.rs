@@ -2,6 +2,7 @@
 
 use super::data::{Batches, Position};
 use super::inputs::{Number, loss, numbers};
+use super::peers::Peers;
 use crate::rng::Rng;
 use crate::runtime::session::Session;
 use ckpt_passes::ir::Graph;
@@ -27,15 +28,15 @@ pub fn forward(graph: &Graph) -> Result<Graph> {
     Ok(forward)
 }
 
-/// Evaluates the weights of `training` on all batches of an epoch. Returns the mean loss of a token.
+/// Evaluates the weights of `training` on all batches of an epoch, with all ranks. Returns the mean loss of a token.
 ///
 /// # Errors
 /// Data that cannot be read; a loss that is not finite.
-pub fn evaluate(
+pub(super) fn evaluate(
     training: &Session,
     forward: &Graph,
     batches: &mut Batches,
-    seed: u64,
+    (seed, peers): (u64, Option<&Peers>),
 ) -> Result<f64> {
     let session = training.beside(forward, Rng::Counter)?;
     batches.seek(Position::default())?;
@@ -49,8 +50,12 @@ pub fn evaluate(
         let run = session.step(&inputs, &|_| true)?;
         let loss = run.outputs.values().next().and_then(|loss| loss.get_f64(0));
         let loss = loss.ok_or_else(|| Error::bug("eval", "the loss has no number"))?;
-        sum += loss * batch.tokens as f64;
-        tokens += batch.tokens;
+        let counted = match peers {
+            Some(peers) => peers.sum(batch.tokens)?,
+            None => batch.tokens,
+        };
+        sum += loss * counted as f64;
+        tokens += counted;
     }
     let loss = sum / tokens.max(1) as f64;
     match loss.is_finite() {

@@ -19,8 +19,12 @@ pub mod metrics;
 #[cfg(feature = "torch")]
 mod page;
 #[cfg(feature = "torch")]
+mod peers;
+#[cfg(feature = "torch")]
 mod saver;
 pub mod schedule;
+#[cfg(feature = "torch")]
+mod slices;
 #[cfg(feature = "torch")]
 pub mod trainer;
 #[cfg(feature = "torch")]

@@ -1,9 +1,11 @@
 //! Saves the state of training: in the background from a copy, where the host has room for one.
 
-use super::checkpoint::{Checkpoints, Content, Manifest};
+use super::checkpoint::{Checkpoints, Content, Manifest, Source};
+use super::slices::has_slices;
 use crate::place::Place;
 use crate::provenance::keys;
 use crate::runtime::device;
+use crate::runtime::ranks::Ranks;
 use crate::runtime::session::Session;
 use crate::tensors::safetensors::Entry;
 use ckpt_passes::ir::{Def, Graph};
@@ -11,6 +13,7 @@ use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// Of the host's free memory, the share that a copy may take.
@@ -19,14 +22,17 @@ const MAX_SHARE: u64 = 2;
 /// Saves checkpoints one after the other.
 pub(super) struct Saver {
     checkpoints: Checkpoints,
+    /// This rank of several that train.
+    ranks: Option<Arc<Ranks>>,
     /// The newest checkpoint that is whole.
     last: Option<PathBuf>,
     writing: Option<JoinHandle<Result<PathBuf>>>,
 }
 
 impl Saver {
-    pub fn new(checkpoints: Checkpoints) -> Result<Saver> {
+    pub fn new(checkpoints: Checkpoints, ranks: Option<Arc<Ranks>>) -> Result<Saver> {
         Ok(Saver {
+            ranks,
             last: checkpoints.newest()?,
             checkpoints,
             writing: None,
@@ -52,12 +58,18 @@ impl Saver {
         Ok(())
     }
 
-    /// Saves the state of a session: parameters and optimizer states. Returns once the next step may change it.
+    /// Saves the state of a session: parameters and optimizer states. Returns once the next step may change it. Of several ranks
+    /// the first writes what all have, and each its slices of states, if it keeps some.
     ///
     /// # Errors
     /// This checkpoint or the one before it cannot be written.
     pub fn save(&mut self, graph: &Graph, session: &Session, manifest: Manifest) -> Result<()> {
         self.wait()?;
+        let slices = self.ranks.clone().filter(|_| has_slices(graph));
+        let leads = self.ranks.as_ref().is_none_or(|ranks| ranks.rank == 0);
+        if !leads && slices.is_none() {
+            return Ok(());
+        }
         let lora = graph.meta.get_key_value(keys::LORA);
         let mut content = Content {
             meta: lora
@@ -73,6 +85,7 @@ impl Saver {
             let id = graph.find_value(&name);
             let is_weight = id.is_some_and(|id| matches!(graph.value(id).def, Def::Init(_)));
             let entries = match is_weight {
+                true if !leads => continue,
                 true => &mut content.parameters,
                 false => &mut content.states,
             };
@@ -81,12 +94,16 @@ impl Saver {
         let room = device::of(Place::Cpu).memory()?;
         let room = room.map_or(0, |m| m.total_bytes.saturating_sub(m.used_bytes));
         if bytes > room / MAX_SHARE {
-            let written = self
-                .checkpoints
-                .write(manifest, content, &mut |entry, out| {
+            let written = written(
+                &self.checkpoints,
+                manifest,
+                content,
+                &mut |entry, out| {
                     let written = session.look(&entry.name, |bytes| out.write_all(bytes));
                     written.map_err(io::Error::other)?
-                });
+                },
+                slices.as_deref(),
+            );
             self.last = Some(written?);
             return Ok(());
         }
@@ -97,10 +114,17 @@ impl Saver {
         }
         let checkpoints = self.checkpoints.clone();
         let write = move || {
-            checkpoints.write(manifest, content, &mut |entry, out| {
+            let mut source = |entry: &Entry, out: &mut dyn io::Write| {
                 let copy = copies.get(&entry.name);
                 out.write_all(copy.map_or(&[][..], Vec::as_slice))
-            })
+            };
+            written(
+                &checkpoints,
+                manifest,
+                content,
+                &mut source,
+                slices.as_deref(),
+            )
         };
         let thread = std::thread::Builder::new().name("checkpoint".into());
         self.writing =
@@ -108,6 +132,22 @@ impl Saver {
                 Error::environment("thread", format!("cannot start a thread: {e}"))
             })?);
         Ok(())
+    }
+}
+
+/// Writes what this rank has of a checkpoint.
+fn written(
+    checkpoints: &Checkpoints,
+    manifest: Manifest,
+    content: Content,
+    source: Source,
+    ranks: Option<&Ranks>,
+) -> Result<PathBuf> {
+    match ranks {
+        Some(ranks) if ranks.rank > 0 => {
+            checkpoints.write_slices(manifest.step, content.states, source, ranks)
+        }
+        ranks => checkpoints.write(manifest, content, source, ranks),
     }
 }
 

@@ -12,8 +12,10 @@ use super::identity;
 use super::inputs::{Number, loss, numbers, runs_per_update, takes};
 use super::metrics::{self, MetricsFile, StepMetrics};
 use super::page;
+use super::peers::{Peers, RankPeak};
 use super::saver::Saver;
 use super::schedule::Schedule;
+use super::slices::{first_masters, own_states};
 use super::weights;
 use crate::attention::Attention;
 use crate::comparison::ready;
@@ -25,6 +27,7 @@ use crate::place::Place;
 use crate::provenance::keys;
 use crate::report::summary::Summary;
 use crate::rng::Rng;
+use crate::runtime::ranks::RankOptions;
 use crate::runtime::session::{Measured, Session};
 use crate::tensors::Tensors;
 use ckpt_passes::analysis::gradients::{has_backward, states, trained, updated};
@@ -33,6 +36,7 @@ use ckpt_passes::analysis::{Binding, DimKind, planned_sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph, ValueId};
+use ckpt_passes::plan::Policy;
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -89,6 +93,8 @@ pub struct TrainOptions {
     pub attention: Attention,
     /// Directory for offloaded tensors; the system's without it.
     pub offload_dir: Option<PathBuf>,
+    /// This rank of several that train the graph, and where the others are.
+    pub ranks: Option<RankOptions>,
     /// Ends the run after the step that is under way, once it is true.
     pub stop: Arc<AtomicBool>,
 }
@@ -111,6 +117,7 @@ impl Default for TrainOptions {
             place: Place::Cpu,
             attention: Attention::default(),
             offload_dir: None,
+            ranks: None,
             stop: Arc::default(),
         }
     }
@@ -162,6 +169,8 @@ pub struct Trained {
     pub model: Option<PathBuf>,
     /// The newest checkpoint.
     pub checkpoint: Option<PathBuf>,
+    /// The memory of each rank; empty for one process.
+    pub ranks: Vec<RankPeak>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -173,6 +182,8 @@ pub struct Trainer {
     graph: Graph,
     /// Whether the graph was taken as it was written.
     is_as_written: bool,
+    /// A hash of the model, its loss and its optimizer.
+    identity: String,
     /// What the plan costs, where it was made here.
     pub summary: Option<Summary>,
     /// What reading and planning had to say.
@@ -192,6 +203,7 @@ impl Trainer {
             source: (path.into(), given.clone()),
             graph: Graph::new(""),
             is_as_written: false,
+            identity: String::new(),
             summary: None,
             warnings: std::mem::take(&mut model.warnings),
         };
@@ -214,6 +226,9 @@ impl Trainer {
             if !has_backward(&model.graph) && request.drop_outputs.is_empty() {
                 request.drop_outputs.push("*".into());
             }
+            if request.mesh.is_some() {
+                trainer.identity = identity::model(&for_one_process(&model.graph, &request)?);
+            }
             let outcome = optimize(&mut model.graph, &request, &mut Watch::default())?;
             trainer.warnings.extend(outcome.warnings);
             trainer.summary = outcome.summary;
@@ -222,6 +237,9 @@ impl Trainer {
             trainer.warnings.push("the graph updates its parameters already, so it is trained as it is; options of the plan have no effect".into());
         }
         loss(&model.graph)?;
+        if trainer.identity.is_empty() {
+            trainer.identity = identity::model(&model.graph);
+        }
         trainer.graph = model.graph;
         Ok(trainer)
     }
@@ -235,16 +253,35 @@ impl Trainer {
     ///
     /// # Errors
     /// Data, a checkpoint or an option that does not fit the graph; a disk that refuses; a step that gives NaN or
-    /// infinities.
+    /// infinities; a rank that is gone or has something else.
     pub fn train(&self, options: &TrainOptions, watch: &mut dyn FnMut(Event)) -> Result<Trained> {
-        let _lock = lock(&options.out)?;
-        let checkpoints = Checkpoints::open(&options.out, options.keep)?;
-        let mut run = Run::new(self, options, &checkpoints, watch)?;
+        let join = |ranks| Peers::join(ranks, &self.graph);
+        let peers = options.ranks.as_ref().map(join).transpose()?;
+        let leads = peers.as_ref().is_none_or(Peers::leads);
+        let _lock = leads.then(|| lock(&options.out)).transpose()?;
+        let checkpoints = match leads {
+            true => Checkpoints::open(&options.out, options.keep)?,
+            false => Checkpoints::beside(&options.out),
+        };
+        let mut run = Run::new(self, options, (&checkpoints, peers), watch)?;
         let mut session = run.open()?;
         session.go_on(true);
         run.steps(&mut session)?;
         run.finish(&self.source, &session)
     }
+}
+
+/// Returns the training graph that one process would run, unplanned: a checkpoint of any number of ranks goes on with any
+/// other number.
+fn for_one_process(graph: &Graph, request: &Request) -> Result<Graph> {
+    let request = Request {
+        mesh: None,
+        plan: Policy::NONE.into(),
+        ..request.clone()
+    };
+    let mut graph = graph.clone();
+    optimize(&mut graph, &request, &mut Watch::default())?;
+    Ok(graph)
 }
 
 /// A run under way.
@@ -256,15 +293,18 @@ struct Run<'a> {
     eval: Option<(Graph, Batches)>,
     /// The checkpoint that the run goes on from.
     start: Option<Checkpoint>,
+    /// The optimizer states of the first step, until it runs; others are zeros.
+    first_states: Option<Tensors>,
     manifest: Manifest,
     total: u64,
     /// Runs of the graph in a step.
     runs: u64,
     /// Whether the graph was taken as it was written.
     is_as_written: bool,
-    metrics: MetricsFile,
-    events: EventFile,
+    /// The files that tell about steps, on the rank that leads.
+    files: Option<(MetricsFile, EventFile)>,
     saver: Saver,
+    peers: Option<Peers>,
     done: Trained,
 }
 
@@ -272,7 +312,7 @@ impl<'a> Run<'a> {
     fn new(
         trainer: &'a Trainer,
         options: &'a TrainOptions,
-        checkpoints: &Checkpoints,
+        (checkpoints, mut peers): (&Checkpoints, Option<Peers>),
         watch: &'a mut dyn FnMut(Event),
     ) -> Result<Run<'a>> {
         let graph = &trainer.graph;
@@ -281,6 +321,7 @@ impl<'a> Run<'a> {
             Ok(DataRequest {
                 batch: batch_size(graph)?,
                 seed: options.seed,
+                share: peers.as_ref().map_or((0, 1), Peers::share),
                 ..data.clone()
             })
         };
@@ -319,13 +360,18 @@ impl<'a> Run<'a> {
             position: batches.position(),
             data: batches.fingerprint(),
             tokenizer,
-            model: identity::model(graph),
+            model: trainer.identity.clone(),
             plan: identity::plan(graph),
             settings: settings(options, total),
+            slices: 0,
             files: Default::default(),
         };
         let mut warnings = trainer.warnings.clone();
         warnings.extend(batches.notes().iter().cloned());
+        if let Some(peers) = &peers {
+            // The leader has opened the folder once all are here.
+            peers.ranks.agree("start of the run", "")?;
+        }
         let start = match options.resume {
             true => checkpoints.read()?,
             false => {
@@ -347,7 +393,20 @@ impl<'a> Run<'a> {
         } else if options.resume {
             warnings.push("there is no checkpoint to resume from: the run begins anew".into());
         }
+        if let Some(peers) = &mut peers {
+            peers.agree(&manifest)?;
+        }
         let resumed_from = manifest.step;
+        let files = || -> Result<_> {
+            let metrics = MetricsFile::after(&options.out, resumed_from)?;
+            Ok((metrics, EventFile::after(&options.out, resumed_from)?))
+        };
+        let leads = peers.as_ref().is_none_or(Peers::leads);
+        let place = peers.as_ref().map_or((0, 1), Peers::share);
+        let first_states = match &start {
+            Some(start) => own_states(&start.states, graph, place)?,
+            None => first_masters(graph, place),
+        };
         let mut run = Run {
             graph,
             options,
@@ -355,13 +414,14 @@ impl<'a> Run<'a> {
             batches,
             eval,
             start,
+            first_states: Some(first_states),
             manifest,
             total,
             runs,
             is_as_written: trainer.is_as_written,
-            metrics: MetricsFile::after(&options.out, resumed_from)?,
-            events: EventFile::after(&options.out, resumed_from)?,
-            saver: Saver::new(checkpoints.clone())?,
+            files: leads.then(files).transpose()?,
+            saver: Saver::new(checkpoints.clone(), peers.as_ref().map(|p| p.ranks.clone()))?,
+            peers,
             done: Trained {
                 steps: resumed_from,
                 total_steps: total,
@@ -377,6 +437,7 @@ impl<'a> Run<'a> {
                 predicted_peak_bytes: 0,
                 model: None,
                 checkpoint: None,
+                ranks: Vec::new(),
                 warnings: Vec::new(),
             },
         };
@@ -395,10 +456,8 @@ impl<'a> Run<'a> {
     fn open(&mut self) -> Result<Session<'a>> {
         let options = self.options;
         let nothing = Tensors::new();
-        let weights = self
-            .start
-            .as_ref()
-            .map_or(&nothing, |start| &start.parameters);
+        let start = self.start.take();
+        let weights = start.as_ref().map_or(&nothing, |start| &start.parameters);
         let mut session = Session::new(
             self.graph,
             weights,
@@ -421,21 +480,27 @@ impl<'a> Run<'a> {
         let save_every = self.options.save_every.unwrap_or(total.div_ceil(10)).max(1);
         let mut saved = done;
         while self.manifest.step < total {
-            let mut metrics = self.step(session)?;
-            let step = metrics.step;
+            let step = self.manifest.step + 1;
+            let lost = |e: Box<Error>| match e.code() {
+                "rank" => e.at(format!("step {step}")),
+                _ => e,
+            };
+            let mut metrics = self.step(session).map_err(lost)?;
             let is_last = step == total;
             let is_due = |every: Option<u64>| every.is_some_and(|n| step.is_multiple_of(n.max(1)));
             if is_last || is_due(self.options.eval_every) {
-                metrics.eval_loss = self.evaluate(session)?;
+                metrics.eval_loss = self.evaluate(session).map_err(lost)?;
                 metrics.perplexity = metrics.eval_loss.map(f64::exp);
                 self.done.eval_loss = metrics.eval_loss.or(self.done.eval_loss);
                 self.done.perplexity = metrics.perplexity.or(self.done.perplexity);
             }
-            let added = self.metrics.add(&metrics);
-            let added = added.and_then(|()| self.events.add(&metrics));
-            added.map_err(|e| self.with_checkpoint(e))?;
+            if let Some((lines, events)) = &mut self.files {
+                let added = lines.add(&metrics);
+                let added = added.and_then(|()| events.add(&metrics));
+                added.map_err(|e| self.with_checkpoint(e))?;
+            }
             (self.watch)(Event::Step(&metrics));
-            let is_asked_to_stop = self.options.stop.load(Ordering::Relaxed);
+            let is_asked_to_stop = self.is_asked_to_stop().map_err(lost)?;
             if is_last || is_asked_to_stop || is_due(Some(save_every)) {
                 self.saver
                     .save(self.graph, session, self.manifest.clone())?;
@@ -450,6 +515,15 @@ impl<'a> Run<'a> {
             self.saver.wait()?;
         }
         Ok(())
+    }
+
+    /// Whether any rank is asked to stop: all of them stop after the same step.
+    fn is_asked_to_stop(&self) -> Result<bool> {
+        let own = self.options.stop.load(Ordering::Relaxed);
+        match &self.peers {
+            None => Ok(own),
+            Some(peers) => Ok(peers.sum(own.into())? > 0),
+        }
     }
 
     fn step(&mut self, session: &mut Session) -> Result<StepMetrics> {
@@ -467,10 +541,16 @@ impl<'a> Run<'a> {
             let waited = Instant::now();
             let batch = self.batch()?;
             metrics.data_seconds += waited.elapsed().as_secs_f64();
-            metrics.tokens += batch.tokens;
+            metrics.tokens += match &self.peers {
+                Some(peers) => match peers.sum(batch.tokens)? {
+                    0 => return Err(data::no_label_counts()),
+                    all => all,
+                },
+                None => batch.tokens,
+            };
             let mut inputs = batch.inputs;
-            if let Some(start) = self.start.take() {
-                inputs.extend(start.states);
+            if let Some(states) = self.first_states.take() {
+                inputs.extend(states);
             }
             let updates = step - self.manifest.skipped;
             // Each run draws with a seed of its own.
@@ -592,12 +672,25 @@ impl<'a> Run<'a> {
         let Some((forward, batches)) = &mut self.eval else {
             return Ok(None);
         };
-        let loss = evaluate(session, forward, batches, self.options.seed);
+        let of_run = (self.options.seed, self.peers.as_ref());
+        let loss = evaluate(session, forward, batches, of_run);
         loss.map(Some).map_err(|e| self.with_checkpoint(e))
     }
 
     /// Writes the weights and the page.
     fn finish(mut self, source: &(PathBuf, Given), session: &Session) -> Result<Trained> {
+        if self.files.is_some() {
+            self.write(source, session)?;
+        }
+        if let Some(peers) = &self.peers {
+            self.done.ranks = peers.finish(self.done.peak_bytes, self.done.predicted_peak_bytes)?;
+        }
+        self.done.tokens = self.manifest.tokens;
+        self.done.checkpoint = self.saver.last().map(Path::to_path_buf);
+        Ok(self.done)
+    }
+
+    fn write(&mut self, source: &(PathBuf, Given), session: &Session) -> Result<()> {
         if !self.done.is_interrupted {
             let path = self.options.out.join(weights::FILE);
             // A written training graph is not the model that adapters could be merged into: `convert` does that.
@@ -622,10 +715,7 @@ impl<'a> Run<'a> {
         write_whole(
             &self.options.out.join(page::FILE),
             page::page(&steps).as_bytes(),
-        )?;
-        self.done.tokens = self.manifest.tokens;
-        self.done.checkpoint = self.saver.last().map(Path::to_path_buf);
-        Ok(self.done)
+        )
     }
 }
 
@@ -662,8 +752,12 @@ fn batch_size(graph: &Graph) -> Result<u64> {
 /// Returns the options that decide the numbers of a step, as a text to compare.
 fn settings(options: &TrainOptions, total: u64) -> String {
     let Schedule { shape, warmup } = options.schedule;
+    let ranks = match &options.ranks {
+        Some(place) => format!(", {} ranks", place.ranks),
+        None => String::new(),
+    };
     format!(
-        "lr {}, schedule {shape}, warmup {warmup}, {total} steps",
+        "lr {}, schedule {shape}, warmup {warmup}, {total} steps{ranks}",
         options.lr
     )
 }

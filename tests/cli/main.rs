@@ -18,6 +18,8 @@ mod measuring;
 mod offload_files;
 mod options;
 mod planning;
+#[cfg(feature = "torch")]
+mod ranks;
 mod reordering;
 mod reports;
 #[cfg(feature = "torch")]

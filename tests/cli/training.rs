@@ -712,3 +712,36 @@ fn every_update_goes_on_bit_for_bit_with_the_predicted_peak() {
         assert_eq!(all[0].grad_norm.is_some(), clips, "{options:?}");
     }
 }
+
+#[test]
+fn master_weights_start_from_the_parameters() {
+    let dir = workplace();
+    let model = fixture("llama32_bf16", "model.onnx");
+    let model = model.to_str().unwrap();
+    let bytes: Vec<u8> = (0..32u16)
+        .flat_map(|n| (n * 7 % 50).to_le_bytes())
+        .collect();
+    std::fs::write(dir.path().join("same.bin"), bytes).unwrap();
+    let base = [
+        "train",
+        model,
+        "--loss",
+        "causal-lm",
+        "--data",
+        "same.bin",
+        "--shuffle",
+        "off",
+    ];
+    let sizes = [
+        "--dim", "batch=2", "--dim", "seq=16", "--policy", "none", "--steps", "3",
+    ];
+    let run = ["--lr", "0", "--out", "still", "-q"];
+    let done = call(dir.path(), &[&base[..], &sizes, &run].concat());
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    // Nothing is learned, and each step sees the same examples.
+    let losses: Vec<f64> = steps(&dir.path().join("still"))
+        .iter()
+        .map(|s| s.loss)
+        .collect();
+    assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
+}

@@ -102,6 +102,13 @@ pub struct TrainArgs {
     /// Leave out the last batch of an epoch if it is short
     #[arg(long, help_heading = "Data")]
     pub drop_last: bool,
+    /// Start N processes on this machine that train together, each on its share of every batch. Under torchrun the processes
+    /// are there already
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Several devices")]
+    pub ranks: Option<usize>,
+    /// How long to wait for another rank before this one gives up, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = not_negative, help_heading = "Several devices")]
+    pub rank_timeout: f64,
     #[command(flatten)]
     pub goal: Goal,
     #[command(flatten)]
@@ -119,12 +126,23 @@ pub struct TrainArgs {
 
 #[cfg(feature = "torch")]
 impl TrainArgs {
-    /// Returns what to compile. Updates run among the gradients, which are no outputs, and neither are forward results.
+    /// Returns what to compile, for a number of ranks. Updates run among the gradients, which are no outputs, and neither are forward results.
     ///
     /// # Errors
-    /// See [`Goal::apply`]; a weight decay that the optimizer does not take.
-    pub fn request(&self) -> Result<Request> {
+    /// See [`Goal::apply`]; a mesh of another number of ranks; a weight decay that the optimizer does not take.
+    pub fn request(&self, ranks: u32) -> Result<Request> {
         let mut request = self.step.request();
+        let sharing = &self.step.training.sharing;
+        if let Some(meant) = sharing.mesh.filter(|n| *n != ranks) {
+            return Err(Error::usage(
+                "mesh",
+                "the mesh is of another number of ranks than those that run",
+            )
+            .expected(format!("{meant} ranks"))
+            .found(format!("{ranks}"))
+            .help(format!("start them with --ranks {meant} or torchrun")));
+        }
+        request.mesh = sharing.of(ranks);
         self.goal.apply(&mut request)?;
         request.updates = request.updates.for_training();
         if let (Some(optimizer), Some(decay)) = (&mut request.updates.optimizer, self.weight_decay)

@@ -3,6 +3,7 @@
 //! The position is that of the batches that were handed out. What the thread has read beyond is dropped when the reader
 //! moves elsewhere.
 
+use super::inputs::IGNORED;
 use super::order::Order;
 use super::request::{Batch, DataRequest, Position};
 use ckpt_passes::{Error, Result};
@@ -29,19 +30,24 @@ pub(super) trait Source: Send + Sync {
 #[derive(Clone)]
 struct Plan {
     source: Arc<dyn Source>,
+    /// Examples of a batch, over all processes that share it.
     batch: u64,
+    /// Which of how many processes this is.
+    share: (u64, u64),
     shuffle: bool,
     seed: u64,
     drop_last: bool,
 }
 
 impl Plan {
-    /// Returns the batch at a position, or `None` at the end of its epoch, and the position after it.
+    /// Returns this process's share of the batch at a position, or `None` at the end of its epoch, and the position after
+    /// it. A last batch that has not one example for each process is left out.
     fn read(&self, at: Position) -> (Result<Option<Batch>>, Position) {
         let examples = self.source.examples();
         let end = examples.min(at.example.saturating_add(self.batch));
         let count = end.saturating_sub(at.example);
-        if count == 0 || (count < self.batch && self.drop_last) {
+        let (rank, ranks) = self.share;
+        if count < ranks || (count < self.batch && self.drop_last) {
             let after = Position {
                 epoch: at.epoch.saturating_add(1),
                 example: 0,
@@ -49,10 +55,26 @@ impl Plan {
             return (Ok(None), after);
         }
         let order = Order::new(examples, self.shuffle, self.seed, at.epoch);
-        let numbers: Vec<u64> = (at.example..end).map(|place| order.at(place)).collect();
+        let own = |rank: u64| at.example + count * rank / ranks;
+        let numbers: Vec<u64> = (own(rank)..own(rank + 1))
+            .map(|place| order.at(place))
+            .collect();
         let after = Position { example: end, ..at };
-        (self.source.batch(&numbers).map(Some), after)
+        let batch = self.source.batch(&numbers);
+        // The labels of another process may count.
+        let batch = batch.and_then(|batch| match batch.tokens {
+            0 if ranks == 1 => Err(no_label_counts()),
+            _ => Ok(Some(batch)),
+        });
+        (batch, after)
     }
+}
+
+/// Returns the error for a batch whose loss is a mean of nothing.
+pub fn no_label_counts() -> Box<Error> {
+    Error::usage("data", "no label of a batch counts in the loss")
+        .found(format!("labels that are all {IGNORED}"))
+        .help("use a larger batch, or leave such examples out")
 }
 
 /// What the thread reads.
@@ -118,7 +140,8 @@ impl Batches {
         Batches {
             plan: Plan {
                 source,
-                batch: request.batch,
+                batch: request.batch * request.share.1,
+                share: request.share,
                 shuffle: request.shuffle,
                 seed: request.seed,
                 drop_last: request.drop_last,
@@ -192,10 +215,12 @@ impl Batches {
 
     /// Returns how many batches an epoch has.
     pub fn batches_per_epoch(&self) -> u64 {
-        match self.plan.drop_last {
-            true => self.examples() / self.plan.batch,
-            false => self.examples().div_ceil(self.plan.batch),
-        }
+        let (whole, rest) = (
+            self.examples() / self.plan.batch,
+            self.examples() % self.plan.batch,
+        );
+        let is_read = rest >= self.plan.share.1 && !self.plan.drop_last;
+        whole + u64::from(is_read)
     }
 
     /// Returns a hash of everything that decides what a position means: the data, the tokenizer, and how examples are made

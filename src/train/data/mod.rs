@@ -25,7 +25,7 @@ mod token_files;
 mod tokens;
 mod writer;
 
-pub use batches::Batches;
+pub use batches::{Batches, no_label_counts};
 pub use request::{Batch, DataRequest, Packing, Position, TokenType};
 
 use crate::frontend::file::map;
@@ -212,25 +212,30 @@ fn unpack(array: &mut dyn Read) -> Result<Bytes> {
 
 /// Checks that the examples make batches that the graph takes.
 fn check_batches(request: &DataRequest, wanted: &DataInputs, examples: u64) -> Result<()> {
+    let ranks = request.share.1;
     if let Some(fixed) = wanted.fixed_batch() {
         if fixed != request.batch {
             return Err(Error::usage("data", "the graph has another batch size")
                 .expected(format!("{fixed} examples"))
                 .found(format!("{} examples", request.batch)));
         }
-        if !request.drop_last && !examples.is_multiple_of(fixed) {
+        if !request.drop_last && !examples.is_multiple_of(fixed * ranks) {
             return Err(
                 Error::usage("data", "the last batch is shorter than the graph allows")
-                    .expected(format!("{fixed} examples"))
-                    .found(format!("{} examples", examples % fixed))
+                    .expected(format!("{} examples", fixed * ranks))
+                    .found(format!("{} examples", examples % (fixed * ranks)))
                     .help("leave it out with --drop-last"),
             );
         }
     }
-    if request.drop_last && examples < request.batch {
+    let least = match request.drop_last {
+        true => request.batch * ranks,
+        false => ranks,
+    };
+    if examples < least {
         return Err(
             Error::usage("data", "there are fewer examples than a batch has")
-                .expected(format!("{} examples", request.batch))
+                .expected(format!("{least} examples"))
                 .found(format!("{examples} examples")),
         );
     }

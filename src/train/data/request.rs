@@ -37,6 +37,8 @@ pub struct DataRequest {
     pub token_type: TokenType,
     /// Examples of a batch.
     pub batch: u64,
+    /// Which of how many processes reads: each takes its share of every batch, which has `batch` examples for each of them.
+    pub share: (u64, u64),
     /// Tokens of an example. Without it, the size that the graph has or was planned for.
     pub sequence: Option<u64>,
     /// How documents become examples.
@@ -59,6 +61,7 @@ impl Default for DataRequest {
             chat_template: None,
             token_type: TokenType::default(),
             batch: 1,
+            share: (0, 1),
             sequence: None,
             packing: Packing::default(),
             seed: 0,
@@ -74,7 +77,7 @@ impl Default for DataRequest {
 pub struct Batch {
     /// Tensors by the names of graph inputs, with the batch axis.
     pub inputs: Tensors,
-    /// Tokens that count in the loss, at least 1; examples, where the graph takes no `labels`.
+    /// Tokens that count in the loss, at least 1 unless the batch is shared; examples, where the graph takes no `labels`.
     pub tokens: u64,
 }
 

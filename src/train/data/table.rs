@@ -156,13 +156,6 @@ impl Source for TensorSource {
             let dims = [&[examples.len() as u64], row_dims].concat();
             inputs.insert(input.name.clone(), Tensor::new(input.ty.dtype, dims, bytes));
         }
-        if tokens == 0 {
-            return Err(
-                Error::usage("data", "no label of a batch counts in the loss")
-                    .found(format!("labels that are all {IGNORED}"))
-                    .help("use a larger batch, or leave such examples out"),
-            );
-        }
         Ok(Batch { inputs, tokens })
     }
 }

@@ -363,3 +363,48 @@ fn a_compiled_model_takes_the_batches() {
     let e = read(&request(&path, 1, 2), &model.graph).unwrap_err();
     assert!(e.to_string().contains("0 to 346, or -100"), "{e}");
 }
+
+#[test]
+fn processes_take_their_shares_of_the_batches_of_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = bin(dir.path(), "a.bin", 0..4 * 22);
+    let graph = graph(LABELS);
+    let one = DataRequest {
+        batch: 6,
+        ..shuffled(&path)
+    };
+    let whole = read(&one, &graph).unwrap();
+    assert_eq!(whole.len(), 4);
+    let share = |rank, ranks, drop_last| {
+        let share = DataRequest {
+            batch: 6 / ranks,
+            share: (rank, ranks),
+            drop_last,
+            ..one.clone()
+        };
+        let batches = open(&share, &graph).unwrap();
+        (batches.batches_per_epoch(), read(&share, &graph).unwrap())
+    };
+    for ranks in [1, 2, 3] {
+        let shares: Vec<_> = (0..ranks).map(|rank| share(rank, ranks, false)).collect();
+        for (i, batch) in whole.iter().enumerate() {
+            let all = shares
+                .iter()
+                .flat_map(|(_, all)| ints(&all[i], "input_ids"));
+            assert!(all.eq(ints(batch, "input_ids")), "batch {i} of {ranks}");
+        }
+        assert!(shares.iter().all(|(n, all)| (*n, all.len()) == (4, 4)));
+    }
+    // The last batch has 4 examples: not one for each of 6 processes.
+    let (n, all) = share(5, 6, false);
+    assert_eq!((n, all.len()), (3, 3));
+    let (n, all) = share(0, 2, true);
+    assert_eq!((n, all.len()), (3, 3));
+    let none = DataRequest {
+        batch: 1,
+        share: (0, 23),
+        ..one
+    };
+    let refused = open(&none, &graph).err().unwrap();
+    assert!(refused.to_string().contains("fewer examples"), "{refused}");
+}

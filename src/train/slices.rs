@@ -1,0 +1,107 @@
+//! Optimizer states that a run starts from: masters of a new one, and what a rank reads of a checkpoint that any number of
+//! ranks wrote.
+
+use crate::tensors::Tensors;
+use crate::tensors::feed::widened;
+use ckpt_passes::analysis::gradients::{Start, start, states};
+use ckpt_passes::ir::{Graph, Tensor};
+use ckpt_passes::ops::collective::{GATHER_SLICES, slice_of, slice_size};
+use ckpt_passes::transform::optimizer::STATES;
+use ckpt_passes::{Error, Result};
+
+/// Returns whether each rank keeps a slice of the states of a graph.
+pub fn has_slices(graph: &Graph) -> bool {
+    graph.nodes().any(|(_, node)| node.op == &GATHER_SLICES)
+}
+
+/// Returns the states of a graph on one of some ranks, from the files of all ranks that wrote them.
+///
+/// # Errors
+/// A state that is of another size than the graph's.
+pub fn own_states(files: &[Tensors], graph: &Graph, (rank, ranks): (u64, u64)) -> Result<Tensors> {
+    let mut own = Tensors::new();
+    for id in states(graph) {
+        let name = &graph.value(id).name;
+        let parts: Vec<&Tensor> = files.iter().filter_map(|file| file.get(name)).collect();
+        let (Some(first), Some(dims)) = (parts.first(), graph.ty(id).static_dims()) else {
+            continue;
+        };
+        let wanted: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
+        let is_alone = files.len() == 1 && ranks == 1;
+        let elements = parameter_elements(graph, name).filter(|_| !is_alone);
+        let Some(elements) = elements else {
+            own.insert(name.clone(), (*first).clone());
+            continue;
+        };
+        let is_slice =
+            |tensor: &[u64], of: i64| of > 1 && tensor == [slice_size(elements, of) as u64];
+        let was_sliced = is_slice(&first.dims, files.len() as i64);
+        let is_sliced = has_slices(graph) && is_slice(&wanted, ranks as i64);
+        if was_sliced && is_sliced && files.len() as u64 == ranks {
+            own.insert(name.clone(), parts[rank as usize].clone());
+            continue;
+        }
+        let width = first.dtype.size_bytes() as usize;
+        let mut bytes: Vec<u8> = Vec::new();
+        let wrote = if was_sliced { &parts[..] } else { &parts[..1] };
+        for part in wrote {
+            bytes.extend(part.bytes().map_or(&[][..], AsRef::as_ref));
+        }
+        bytes.truncate(elements as usize * width);
+        if bytes.len() != elements as usize * width {
+            return Err(Error::usage("resume", format!("`{name}` has another size"))
+                .expected(format!("{elements} elements"))
+                .found(format!("{} bytes in {} files", bytes.len(), files.len())));
+        }
+        let whole = Tensor::new(first.dtype, [elements as u64], bytes);
+        let tensor = match is_sliced {
+            true => slice(&whole, (rank, ranks)),
+            false => Tensor {
+                dims: wanted,
+                ..whole
+            },
+        };
+        own.insert(name.clone(), tensor);
+    }
+    Ok(own)
+}
+
+/// Returns the states of a new run that do not begin at 0, on one of some ranks: masters of 16-bit parameters.
+pub fn first_masters(graph: &Graph, (rank, ranks): (u64, u64)) -> Tensors {
+    let mut masters = Tensors::new();
+    for id in states(graph) {
+        let Start::Widened(parameter) = start(graph, id) else {
+            continue;
+        };
+        let whole = graph.value(parameter).tensor().and_then(widened);
+        let Some(whole) = whole else { continue };
+        let name = &graph.value(id).name;
+        let is_whole = graph.ty(id).dims == graph.ty(parameter).dims;
+        let master = match is_whole && !has_slices(graph) {
+            true => whole,
+            false => slice(&whole, (rank, ranks)),
+        };
+        masters.insert(name.clone(), master);
+    }
+    masters
+}
+
+/// Returns a rank's slice of a tensor.
+fn slice(whole: &Tensor, (rank, ranks): (u64, u64)) -> Tensor {
+    let width = whole.dtype.size_bytes() as usize;
+    let (elements, ranks) = (whole.elements() as i64, ranks as i64);
+    let (from, len) = slice_of(elements, ranks, rank as i64);
+    let (from, len) = (from as usize * width, len as usize * width);
+    let bytes = whole.bytes().and_then(|bytes| bytes.get(from..from + len));
+    let mut bytes = bytes.unwrap_or_default().to_vec();
+    let size = slice_size(elements, ranks) as u64;
+    bytes.resize(size as usize * width, 0);
+    Tensor::new(whole.dtype, [size], bytes)
+}
+
+/// Returns the number of elements of the parameter that a state belongs to.
+fn parameter_elements(graph: &Graph, state: &str) -> Option<i64> {
+    let name = STATES.iter().find_map(|end| state.strip_suffix(end))?;
+    let parameter = graph.find_value(name)?;
+    graph.ty(parameter).elements().as_const()
+}
