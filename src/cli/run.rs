@@ -9,6 +9,7 @@ use ckpt_opt::frontend::load;
 use ckpt_opt::provenance::keys;
 use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::generated;
+use ckpt_opt::runtime::ranks;
 use ckpt_opt::runtime::session::Session;
 use ckpt_opt::runtime::trace::chrome;
 use ckpt_opt::tensors::feed::{self, Feed};
@@ -102,6 +103,9 @@ pub fn run(args: &RunArgs) -> Result<()> {
     warnings.append(&mut feed.notes);
     if execution.fused_kernels {
         generated::fuse_for(execution.on.device, &mut model.graph)?;
+    }
+    if let Some(place) = args.rank {
+        ranks::alone(ranks::DATA_PARALLEL, place);
     }
     let _step = progress::step("running");
     let mut session = Session::new(

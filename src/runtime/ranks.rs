@@ -23,6 +23,8 @@ pub const STORE_FILE: &str = "CKPT_OPT_STORE";
 pub use ckpt_passes::ops::collective::DATA_PARALLEL;
 /// How long rank 0 sleeps between looks at whether the others have read what it serves.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long rank 0 serves others what is wrong.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,16 +210,16 @@ impl Ranks {
                     .help("start all ranks with the same files, options and version")),
             }
         });
-        // Rank 0 may serve the store, so it stays until all have read.
+        // Rank 0 may serve the store, so it stays until all have read: also what is wrong.
         let done = format!("{key}/read");
         let read = |n| self.store.add(&done, n).map_err(|e| self.lost(&e));
-        let all = self.ranks as i64;
-        let (mut count, end) = (read(1), Instant::now() + self.limit);
-        while self.rank == 0
-            && count.as_ref().is_ok_and(|n| *n < all)
-            && Instant::now() < end
-            && same.is_ok()
-        {
+        let patience = match &same {
+            Ok(()) => self.limit,
+            Err(_) => self.limit.min(PATIENCE),
+        };
+        let (all, end) = (self.ranks as i64, Instant::now() + patience);
+        let mut count = read(1);
+        while self.rank == 0 && Instant::now() < end && count.as_ref().is_ok_and(|n| *n < all) {
             std::thread::sleep(LOOK);
             count = read(0);
         }
@@ -287,7 +289,7 @@ pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
             is_joined: false,
         });
     }
-    let help = "run it with `ckpt-opt train --ranks N` or `torchrun --no-python`";
+    let help = "train it with `ckpt-opt train --ranks N` or `torchrun --no-python`; `ckpt-opt run --rank 0/N` plays one rank";
     let expected = format!("{ranks} ranks");
     match groups().get(name) {
         None => Err(Error::usage(

@@ -97,7 +97,9 @@ impl Feed {
                     let parameter = graph.value(parameter);
                     let weight = self.weights.get(&parameter.name);
                     let weight = weight.or_else(|| parameter.tensor());
-                    weight.and_then(widened)
+                    let whole = weight.and_then(widened);
+                    // A rank's slice is made where the rank is known.
+                    whole.filter(|_| graph.ty(id).rank() == parameter.ty().rank())
                 }
             };
             self.inputs

@@ -1,6 +1,7 @@
 //! The other ranks of a training run, as the loop sees them: one rank leads and writes what all share.
 
 use super::checkpoint::Manifest;
+use crate::place::Place;
 use crate::runtime::ranks::{DATA_PARALLEL, Group, RankOptions, Ranks};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::collectives::has_collectives;
@@ -30,8 +31,13 @@ impl Peers {
     /// Meets the others, which train the same graph.
     ///
     /// # Errors
-    /// A graph that ranks do not share; ranks that do not come.
-    pub fn join(options: &RankOptions, graph: &Graph) -> Result<Peers> {
+    /// A graph that ranks do not share; another place than the CPU; ranks that do not come.
+    pub fn join(options: &RankOptions, place: Place, graph: &Graph) -> Result<Peers> {
+        if place != Place::Cpu {
+            return Err(Error::usage("ranks", "several ranks train on CPUs so far")
+                .found(format!("--device {place}"))
+                .help("leave --device or --ranks out"));
+        }
         if !has_collectives(graph) {
             return Err(Error::usage(
                 "ranks",

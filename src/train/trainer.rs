@@ -255,7 +255,7 @@ impl Trainer {
     /// Data, a checkpoint or an option that does not fit the graph; a disk that refuses; a step that gives NaN or
     /// infinities; a rank that is gone or has something else.
     pub fn train(&self, options: &TrainOptions, watch: &mut dyn FnMut(Event)) -> Result<Trained> {
-        let join = |ranks| Peers::join(ranks, &self.graph);
+        let join = |ranks| Peers::join(ranks, options.place, &self.graph);
         let peers = options.ranks.as_ref().map(join).transpose()?;
         let leads = peers.as_ref().is_none_or(Peers::leads);
         let _lock = leads.then(|| lock(&options.out)).transpose()?;

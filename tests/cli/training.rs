@@ -274,7 +274,7 @@ fn train_killed(dir: &Path, out: &str, pause: &mut dyn FnMut() -> (usize, Durati
         // Whatever was killed, each folder that has a step's name is whole.
         let whole = ckpt_opt::train::checkpoint::Checkpoints::open(&run, 2).unwrap();
         if let Some(read) = whole.read().unwrap() {
-            assert!(read.parameters.len() == 20 && read.states.len() == 40);
+            assert!(read.parameters.len() == 20 && read.states[0].len() == 40);
         }
     }
 }

@@ -70,6 +70,17 @@ pub fn count(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Reads `RANK/N`, a rank from 0 and the number of ranks.
+pub fn rank(text: &str) -> Result<(usize, usize), String> {
+    let read = |text: &str| text.trim().parse::<usize>().ok();
+    let place = text.split_once('/');
+    let place = place.and_then(|(rank, ranks)| Some((read(rank)?, read(ranks)?)));
+    match place {
+        Some((rank, ranks)) if rank < ranks => Ok((rank, ranks)),
+        _ => Err("expected RANK/N with RANK below N, such as 5/1024".into()),
+    }
+}
+
 /// Reads a finite number that is not negative; a percent sign may follow.
 pub fn not_negative(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').trim().parse::<f64>() {
@@ -128,6 +139,8 @@ mod tests {
         }
         let number = not_negative;
         assert!(number("-1").is_err() && number("nan").is_err() && number("1e-5").is_ok());
+        assert_eq!(rank("5/1024").unwrap(), (5, 1024));
+        assert!(["2/2", "1", "a/2"].iter().all(|text| rank(text).is_err()));
         assert!(count("0").is_err() && switch("yes").is_err() && bytes("60%").is_err());
         let some = bytes_in(4..=1 << 20);
         assert_eq!((some("700k"), some("1 MiB")), (Ok(700_000), Ok(1 << 20)));

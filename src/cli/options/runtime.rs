@@ -1,7 +1,7 @@
 //! Options of the commands that execute graphs.
 
 use super::model::Training;
-use super::parse::{by, bytes_in, dim, not_negative, switch};
+use super::parse::{by, bytes_in, dim, not_negative, rank, switch};
 use crate::cli::output::Console;
 use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
@@ -77,6 +77,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..),
           help_heading = "Execution")]
     pub steps: u32,
+    /// Play one rank of a graph for N, numbered from 0: what it would receive from others is what it sends. The memory is that
+    /// among others, the values are not
+    #[arg(long, value_name = "RANK/N", value_parser = rank, help_heading = "Execution")]
+    pub rank: Option<(usize, usize)>,
     /// Steps before those, which are not timed and leave no state: the first one has costs of its own
     #[arg(
         long,
