@@ -107,10 +107,7 @@ fn mixed(cx: &ApartCx, node: &Node, out: &[usize]) -> Result<(), Reason> {
     }
     if is(&[&ATTENTION]) {
         let is_leading = |axis: usize, v: ValueId| axis + 2 < cx.graph.ty(v).rank();
-        let all = node
-            .operands()
-            .filter_map(|v| Some((cx.axis)(v)?))
-            .all(|a| a == out[0]);
+        let all = node.operands().filter_map(cx.axis).all(|a| a == out[0]);
         let first = node.operands().take(3).all(|v| (cx.axis)(v).is_some());
         when(all && first && is_leading(out[0], node.outs[0]), MIXED)?;
         return match node.operand(3).filter(|bias| (cx.axis)(*bias).is_some()) {
@@ -177,10 +174,7 @@ fn turns(cx: &ApartCx, node: &Node, axis: usize) -> bool {
         None => return false,
         Some(steps) => steps.unwrap_or_default(),
     };
-    let axes = match known(STEPS - 1) {
-        None => None,
-        Some(axes) => Some(axes.unwrap_or_default()),
-    };
+    let axes = known(STEPS - 1).map(Option::unwrap_or_default);
     let is_at = |i: usize| match axes {
         None => i == axis,
         Some(axes) => axes.get(i).and_then(Dim::as_const).is_none_or(|a| {
