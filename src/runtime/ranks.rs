@@ -329,6 +329,11 @@ impl Group {
         Ok(())
     }
 
+    /// Returns true if the other ranks are not there: their slices stay as they are.
+    pub fn is_alone(&self) -> bool {
+        !self.is_joined
+    }
+
     /// Fills the slices of a tensor with those of the ranks.
     ///
     /// # Errors
