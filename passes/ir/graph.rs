@@ -183,6 +183,8 @@ pub struct Origin {
     pub transposed: bool,
     /// True for a parameter, false for a buffer or constant, `None` where the file does not tell.
     pub is_parameter: Option<bool>,
+    /// A buffer that the framework saves with the parameters.
+    pub is_persistent: bool,
     /// A parameter that the framework does not train (`requires_grad` is off).
     pub frozen: bool,
     /// The framework's parameters from which an exporter computed the initializer. It is none of them, and its gradient is

@@ -104,6 +104,7 @@ fn options(args: &TrainArgs) -> TrainOptions {
         place: args.on.device,
         attention: args.kernels.attention,
         offload_dir: args.offload_dir.clone(),
+        trace: args.trace.clone(),
         stop: Arc::default(),
     }
 }
@@ -150,6 +151,14 @@ fn human(done: &Trained) -> String {
             "peak {} measured, {} predicted",
             bytes(done.peak_bytes),
             bytes(done.predicted_peak_bytes)
+        );
+    }
+    if done.seconds > 0.0 {
+        let _ = writeln!(
+            out,
+            "waited {:.2} % of that time for data, and {:.2} s for checkpoints",
+            100.0 * done.data_seconds / done.seconds,
+            done.checkpoint_seconds
         );
     }
     if let Some(path) = &done.checkpoint {

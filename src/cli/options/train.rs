@@ -102,6 +102,9 @@ pub struct TrainArgs {
     /// Leave out the last batch of an epoch if it is short
     #[arg(long, help_heading = "Data")]
     pub drop_last: bool,
+    /// Write a trace of the run, for chrome://tracing or Perfetto: what each step waited for
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub goal: Goal,
     #[command(flatten)]
@@ -119,16 +122,15 @@ pub struct TrainArgs {
 
 #[cfg(feature = "torch")]
 impl TrainArgs {
-    /// Returns what to compile. Updates run among the gradients, which are no outputs, and neither are forward results.
+    /// Returns what to compile, with the weight decay that is given.
     ///
     /// # Errors
     /// See [`Goal::apply`]; a weight decay that the optimizer does not take.
     pub fn request(&self) -> Result<Request> {
         let mut request = self.step.request();
         self.goal.apply(&mut request)?;
-        request.updates = request.updates.for_training();
-        if let (Some(optimizer), Some(decay)) = (&mut request.updates.optimizer, self.weight_decay)
-        {
+        if let Some(decay) = self.weight_decay {
+            let optimizer = request.updates.optimizer.get_or_insert(Optimizer::ADAMW);
             *optimizer = with_weight_decay(optimizer, decay)?;
         }
         Ok(request)
