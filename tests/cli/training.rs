@@ -81,7 +81,11 @@ pub(crate) fn steps(run: &Path) -> Vec<StepMetrics> {
 }
 
 pub(crate) fn checkpoints(run: &Path) -> Vec<String> {
-    files(&run.join("checkpoints"))
+    let folder = run.join("checkpoints");
+    match folder.is_dir() {
+        true => files(&folder),
+        false => Vec::new(),
+    }
 }
 
 /// Starts a run.

@@ -214,7 +214,6 @@ fn a_disk_that_is_full_at_any_write_loses_nothing() {
     }
     for name in [
         "metrics.jsonl",
-        "step-3",
         "step-4",
         "model.safetensors",
         "report.html",
