@@ -51,6 +51,8 @@ pub mod keys {
     pub const LOSS_SCALE: &str = "ckpt.loss_scale";
     /// `true` where 16-bit parameters have float32 master weights.
     pub const MASTER_WEIGHTS: &str = "ckpt.master_weights";
+    /// `true` where bfloat16 parameters are rounded by chance.
+    pub const STOCHASTIC_ROUNDING: &str = "ckpt.stochastic_rounding";
     /// The keys that say how parameters are updated.
     pub const UPDATES: [&str; 8] = [
         OPTIMIZER,
@@ -135,6 +137,10 @@ fn record_updates(
         (keys::ACCUMULATE, options.accumulate.map(|n| n.to_string())),
         (keys::LOSS_SCALE, truth(options.loss_scale)),
         (keys::MASTER_WEIGHTS, truth(options.master_weights)),
+        (
+            keys::STOCHASTIC_ROUNDING,
+            truth(options.stochastic_rounding),
+        ),
     ];
     let given = texts
         .into_iter()
@@ -294,6 +300,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             accumulate: accumulate.transpose()?,
             loss_scale: truth(keys::LOSS_SCALE)?,
             master_weights: truth(keys::MASTER_WEIGHTS)?,
+            stochastic_rounding: truth(keys::STOCHASTIC_ROUNDING)?,
         },
         ..Request::default()
     };

@@ -30,14 +30,16 @@ use self::formulas::{Own, emit, prepare};
 use self::names::{ACCUMULATED, MASTER, emit_update, fail, input};
 use self::scaling::Scaling;
 use super::dce::dce;
+use super::rng_streams::seed_input;
 use crate::analysis::gradients::STEP;
 use crate::analysis::params::{self, check_pattern};
 use crate::error::Result;
 use crate::glob;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, DType, Graph, NodeId, Role, SecondaryMap, Tensor, Ty, ValueId};
-use crate::ops::Builder;
+use crate::ops::{Builder, EmitExt};
 use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
+use crate::ops::random::{STOCHASTIC_ROUND, stream};
 use crate::ops::rule::compute_type;
 use crate::ops::shape::EXPAND;
 use rustc_hash::FxHashMap;
@@ -142,6 +144,13 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
         false => None,
     };
     let scaling = Scaling::inputs(graph, options)?;
+    let rounds = |graph: &Graph, (parameter, _): &(ValueId, ValueId)| {
+        options.stochastic_rounding && graph.ty(*parameter).dtype == DType::BF16
+    };
+    let seed = match reached.iter().any(|pair| rounds(graph, pair)) {
+        true => Some(seed_input(graph)?),
+        false => None,
+    };
     // States and outputs follow the order of the gradients, updates the order in which they can run.
     let mut states = BTreeMap::new();
     for ((parameter, _), decays) in reached.iter().zip(decays(graph, &reached, options)?) {
@@ -183,13 +192,24 @@ pub fn add_updates(graph: &mut Graph, options: &UpdateOptions) -> Result<Option<
         b.prefix = b.graph.value(update.parameter).name.clone();
         b.loc = Default::default();
         let of = &states[&update.parameter];
-        let p = of.master.unwrap_or(update.parameter);
+        let seed = seed.filter(|_| rounds(b.graph, &(update.parameter, update.gradient)));
+        let p = match seed {
+            Some(_) => b.cast(update.parameter, DType::F32)?,
+            None => of.master.unwrap_or(update.parameter),
+        };
         let total = totals[&update.parameter];
         let mut results = emit(&mut b, &of.own, (p, total), (&shared, &prepared))?;
         if of.master.is_some() {
             let ins = vec![Some(update.parameter), Some(results[0])];
             let rounded = emit_update(&mut b, &REPLACE, ins, Attrs::new(), update.parameter)?;
             results.insert(0, rounded);
+        }
+        if let Some(seed) = seed {
+            let name = format!("{}.rounding", b.prefix);
+            let number = b.constant(&name, Tensor::int(stream(&name)));
+            let ins = [update.parameter, results[0], seed, number].map(Some);
+            let (old, attrs) = (update.parameter, Attrs::new());
+            results[0] = emit_update(&mut b, &STOCHASTIC_ROUND, ins.into(), attrs, old)?;
         }
         results.extend(of.accumulated.map(|_| total));
         made.insert(update.parameter, results);
@@ -253,7 +273,8 @@ fn add_states(
     let name = graph.value(parameter).name.clone();
     let mut state = |end: &str, ty: &Ty| input(graph, &format!("{name}{end}"), ty.clone());
     let has_master = options.master_weights && wide != ty;
-    let own_ty = if has_master { &wide } else { &ty };
+    let is_wide = has_master || (options.stochastic_rounding && ty.dtype == DType::BF16);
+    let own_ty = if is_wide { &wide } else { &ty };
     let states = optimizer.states(own_ty).into_iter();
     let states = states.map(|(end, ty)| state(end, &ty));
     let own = Own {
