@@ -184,7 +184,7 @@ pub static UNIFORM: OpDef = OpDef {
 /// to it, so that the sum rounds to the neighbour.
 pub const TO_NEIGHBOUR: f64 = 5.0 / 1024.0;
 
-/// `StochasticRound(old, new, seed, stream)`: float32 `new` in bfloat16, written over `old`. A number between two neighbours
+/// `StochasticRound(old, new, seed, stream)`: `new`, as float32, in bfloat16, written over `old`. A number between two neighbours
 /// becomes one of them, each with the probability by which the mean is the number.
 pub static STOCHASTIC_ROUND: OpDef = OpDef {
     ins: slots!["old", "new", "seed", "stream"],
@@ -193,7 +193,7 @@ pub static STOCHASTIC_ROUND: OpDef = OpDef {
     infer: |cx| {
         seeded(cx, 2)?;
         cx.want_dtype(0, |d| d == DType::BF16, "bf16")?;
-        cx.want_dtype(1, |d| d == DType::F32, "f32")?;
+        cx.want_dtype(1, DType::is_float, "a floating-point type")?;
         let (old, new) = (cx.ty(0)?, cx.ty(1)?);
         match may_be_same(&old.dims, &new.dims) {
             true => Ok(vec![old.clone()]),
@@ -207,7 +207,8 @@ pub static STOCHASTIC_ROUND: OpDef = OpDef {
     cost: draws,
     // Two words, three numbers, the neighbour and a mask for each draw of a block.
     memory: |cx| {
-        let copied = cx.operand(1).filter(|x| !x.is_contiguous());
+        let is_copied = |x: &&Sized| x.dtype != DType::F32 || !x.is_contiguous();
+        let copied = cx.operand(1).filter(is_copied);
         let copied_bytes = copied.map_or(0, |x| 4 * x.elements());
         let at_once = drawn_at_once(cx.device, cx.elements(0));
         fresh(cx)
@@ -215,13 +216,13 @@ pub static STOCHASTIC_ROUND: OpDef = OpDef {
             .in_place_operands(cx, &[0])
     },
     ..ours("StochasticRound", OpClass::Update, BatchAxes::Mixed, |cx| {
-        let new = cx.x(1);
-        let shape = cx.b.shape(new)?;
-        let count = cx.eval(unary_op(SIZE, new))?;
+        let shape = cx.b.shape(cx.x(1))?;
+        let count = cx.eval(unary_op(SIZE, cx.x(1)))?;
         let draw = uniform(cx, shape, count, 2)?;
+        let new = cx.bind(cast(cx.x(1), DType::F32))?;
         let near = cx.bind(cast(new, DType::BF16))?;
         let wide = cx.bind(cast(near, DType::F32))?;
-        let away = cx.bind(Term(new) - wide)?;
+        let away = cx.bind(new - wide)?;
         let step = unary_op(ABS, wide) * TO_NEIGHBOUR * unary_op(SIGN, away);
         let other = cx.bind(cast(wide + step, DType::BF16))?;
         let distance = cx.bind(unary_op(ABS, cast(other, DType::F32) - wide))?;

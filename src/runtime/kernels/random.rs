@@ -294,7 +294,7 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// Rounds to one of the two neighbours in bfloat16 of each number.
 fn stochastic_round(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let out = cx.result_like(cx.x(0)?)?;
-    let new = dense(cx.x(1)?)?;
+    let new = dense_as(cx.x(1)?, Kind::Float)?;
     if cx.device == DeviceKind::Cuda {
         round_there(cx, &out, &new)?;
         return Ok(vec![out]);
@@ -349,7 +349,8 @@ fn round_there(cx: &KernelCx, out: &Tensor, new: &Tensor) -> Result<()> {
         write("aten::abs_", args![&away])?;
         div_into(&away, &next)?;
         mul_into(&away, &scalar(Kind::Float, f64::from(1u32 << BITS))?)?;
-        write("aten::lt.Tensor_out", args![draws, &away, &moves])?;
+        copy_into(&wide, draws)?;
+        write("aten::lt.Tensor_out", args![&wide, &away, &moves])?;
         write("aten::where.self_out", args![&moves, &other, part, part])
     })
 }
