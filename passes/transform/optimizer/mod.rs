@@ -37,11 +37,11 @@ use crate::error::Result;
 use crate::glob;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, DType, Graph, NodeId, Role, SecondaryMap, Tensor, Ty, ValueId};
-use crate::ops::{Builder, EmitExt};
 use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
 use crate::ops::random::{STOCHASTIC_ROUND, stream};
 use crate::ops::rule::compute_type;
 use crate::ops::shape::EXPAND;
+use crate::ops::{Builder, EmitExt};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
