@@ -279,12 +279,11 @@ fn another_tokenizer_is_refused() {
         text(dir, name, last);
     }
     let run = |tokenizer: &'static str, more: &'static str| {
-        let words = with(
+        with(
             args("out", &["--tokenizer", tokenizer, more]),
             "tokens.bin",
             "corpus.jsonl",
-        );
-        words
+        )
     };
     let large = run("large.json", "--steps 2");
     let says = [
