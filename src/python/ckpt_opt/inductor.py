@@ -150,7 +150,8 @@ def backward_at_once() -> AbstractContextManager[Any]:
     """Lets PyTorch compile the backward pass with the forward pass, not in the first step."""
     option = "force_non_lazy_backward_lowering"
     if hasattr(functorch_config, option):
-        return functorch_config.patch(option, True)
+        patched: AbstractContextManager[Any] = functorch_config.patch(option, True)
+        return patched
     # PyTorch 2.9 has it as an argument only.
     prepare = aot_autograd.prepare_aot_module_simplified
     return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", partial(prepare, **{option: True}))

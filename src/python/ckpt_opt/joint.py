@@ -45,7 +45,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
     if 0 in sizes:
         return 0
     last = sum((size - 1) * number(stride) for size, stride in zip(sizes, tensor.stride()))
-    return (last + 1) * tensor.element_size()
+    return (last + 1) * int(tensor.element_size())
 
 
 def schema_of(node: fx.Node) -> Any:
@@ -98,7 +98,7 @@ def is_silent(node: fx.Node) -> bool:
     arguments = schema_of(node).arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
     given |= dict(zip((a.name for a in arguments), node.args)) | node.kwargs
-    return given.get("dropout_p", 1.0) == 0.0
+    return bool(given.get("dropout_p", 1.0) == 0.0)
 
 
 def keep_states(module: fx.GraphModule) -> None:

@@ -276,7 +276,8 @@ def peak_of(graph: dict[str, Any], schedule: list[int], offloaded: Sequence[int]
     ops, values = graph["ops"], graph["values"]
     steps = steps_of(schedule, offloaded)
     made, freed = lifetimes(graph, steps)
-    live = peak = sum(v["bytes"] for v in values if v["kind"] == "static" or (v["kind"] == "ph"))
+    live: int = sum(v["bytes"] for v in values if v["kind"] in ("static", "ph"))
+    peak = live
     for at, (action, op) in enumerate(steps):
         live += sum(values[value]["bytes"] for value in made[at])
         peak = max(peak, live + (ops[op].get("temp_bytes", 0) if action == RUN else 0))

@@ -109,8 +109,9 @@ class Writer:
     def finish(self, results: list[Any], descriptions: list[Any]) -> fx.Graph:
         """Writes the outputs, and returns the graph."""
         self.arrive(list(self._on_the_way))
-        is_old = lambda r: isinstance(r, fx.Node) and r.graph is not self.graph  # noqa: E731
-        out = self.graph.output(tuple(self._read(r) if is_old(r) else r for r in results))
+        out = self.graph.output(
+            tuple(self._read(r) if isinstance(r, fx.Node) and r.graph is not self.graph else r for r in results)
+        )
         out.meta["desc"] = descriptions
         self.graph.lint()
         return self.graph
