@@ -70,6 +70,8 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "softcap": lambda: Decoder(capped),
     "z-loss": lambda: Decoder(with_z_loss),
     "by hand": lambda: Decoder(by_hand),
+    "shifted scores": lambda: Decoder(shifted_scores),
+    "shifted softcap": lambda: Decoder(lambda x, y: shifted_scores(30 * torch.tanh(x / 30), y)),
     "bias": lambda: Decoder(entropy, bias=True),
     "tied": lambda: Decoder(entropy, tied=True),
 }
@@ -195,6 +197,11 @@ REFUSALS: dict[str, tuple[Callable[[], Decoder], str]] = {
     "returned": (lambda: Decoder(lambda x, y: (entropy(x, y), x)), "results of the compiled function"),
     "half": (lambda: Decoder(entropy, torch.float16), "float16"),
     "no labels": (lambda: Decoder(lambda x, y: x.square().mean()), "no head was found"),
+    "two slices": (
+        lambda: Decoder(lambda x, y: shifted_scores(x, y) + entropy(x[:, 1:].contiguous(), y[:, 1:].contiguous())),
+        "several slices",
+    ),
+    "half a slice": (lambda: Decoder(lambda x, y: shifted_scores(x, y) + x.square().mean(-1).sum()), "does not read"),
     "among tokens": (lambda: Decoder(lambda x, y: entropy(x.softmax(1), y)), "works along the tokens"),
 }
 

@@ -54,6 +54,18 @@ class Sum:
     """The term is the product of two matrices, along the rows."""
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A slice of the tokens."""
+
+    before: tuple[int, ...]
+    """The sizes of the tokens' axes before it."""
+    after: tuple[int, ...]
+    axis: int
+    """The one of them that is sliced."""
+    start: int
+
+
 Known = Mapping[fx.Node, Rows | Sum]
 
 
@@ -68,6 +80,8 @@ class Fit:
     """Returns op and arguments for a chunk of so many rows, with operands as in the whole graph."""
     views: dict[fx.Node, list[int]] = field(default_factory=dict)
     """Shapes that operands without rows need beside chunks."""
+    taken: Taken | None = None
+    """The node takes some of the tokens, or puts them back among zeros: a chunk has only those that are taken."""
 
 
 def fit(node: fx.Node, known: Known) -> Fit:
@@ -268,6 +282,33 @@ def along(place: int) -> Callable[[fx.Node, Known], Fit]:
     return rule
 
 
+def taken(node: fx.Node, known: Known) -> Fit:
+    """Returns the fit of a slice, of its gradient, or of what writes a slice among zeros."""
+    is_slice = node.target is torch.ops.aten.slice.Tensor
+    place = 1 if is_slice else 2
+    operand = node.args[1 if node.target is torch.ops.aten.slice_scatter.default else 0]
+    rows = rows_of(operand, known) or rows_of(node, known)
+    shape, out = shape_of(operand), shape_of(node)
+    axis = int(node.args[place]) % len(out) if len(node.args) > place else 0
+    if rows is None or not rows.first <= axis < rows.end:
+        return along(place)(node, known)
+    zeros = node.args[0]
+    if zeros is not operand and (zeros.target is not torch.ops.aten.full.default or zeros.args[1] != 0):
+        raise Refused(f"`{node.name}` writes tokens among others")
+    whole, part = (shape, out) if is_slice else (out, shape)
+    given = [*node.args[place + 1 :], *[None, None, None, None]]
+    start, step = int(given[0] or 0), int(given[2] or 1)
+    if step != 1:
+        raise Refused(f"`{node.name}` takes some tokens of a sequence only")
+    start = min(max(start + whole[axis] if start < 0 else start, 0), whole[axis])
+    return Fit(
+        {operand: rows},
+        rows,
+        lambda size: (torch.ops.aten.view.default, (operand, rows.chunk(out, size)), {}),
+        taken=Taken(tuple(rows.of(whole)), tuple(rows.of(part)), axis - rows.first, start),
+    )
+
+
 def loss_gradient(node: fx.Node, known: Known) -> Fit:
     """Returns the fit of the gradient of a negative log likelihood."""
     gradient, scores, labels, weights, *_, total = node.args
@@ -291,10 +332,9 @@ RULES: dict[str, Callable[[fx.Node, Known], Fit]] = (
     | dict.fromkeys([f"aten.{op}" for op in ("permute", "t", "transpose")], permute)
     | dict.fromkeys([f"aten.{op}" for op in ("amax", "amin", "argmax", "logsumexp", "mean", "sum")], reduce)
     | dict.fromkeys(["aten.mm", "aten.addmm"], product)
-    | dict.fromkeys(
-        [f"aten.{op}" for op in ("_log_softmax", "_softmax", "gather", "scatter", "scatter_add", "slice")], along(1)
-    )
+    | dict.fromkeys([f"aten.{op}" for op in ("_log_softmax", "_softmax", "gather", "scatter", "scatter_add")], along(1))
     | dict.fromkeys([f"aten.{op}_backward_data" for op in ("_log_softmax", "_softmax")], along(2))
+    | dict.fromkeys([f"aten.{op}" for op in ("slice", "slice_backward", "slice_scatter")], taken)
     | {"aten.expand": expand, "aten.full": full, "aten.nll_loss_backward": loss_gradient}
 )
 """Rules by op, for those that PyTorch does not mark as pointwise."""

@@ -50,7 +50,7 @@ def tile_loss(module: fx.GraphModule, count: int | str) -> int:
             fill(graph, node, node.args[2] if value is None else value)
     scores = find_scores(graph)
     region = Region(scores)
-    tokens, classes = shape_of(scores)
+    tokens, classes = region.tokens, region.classes
     width = shape_of(scores.args[-2])[1]
     chunks = min(tokens, -(-classes // width) if isinstance(count, str) else count)
     if chunks < 2:
@@ -130,12 +130,14 @@ class Region:
     Attributes:
         fits: How each of its nodes treats rows, in the order of the graph.
         rows: The rows of each of its results and of what it reads, but for sums.
+        taken: The slice of the tokens that the loss reads, if it does not read all. Chunks have no other tokens.
+        tokens: So many pass through the region.
         tangent: The input of the graph that is the gradient of the loss.
         learns: The nodes that depend on it.
     """
 
     def __init__(self, scores: fx.Node) -> None:
-        self.tokens, self.classes = shape_of(scores)
+        self.scored, self.classes = shape_of(scores)
         self._graph = scores.graph
         self._place = {node: i for i, node in enumerate(self._graph.nodes)}
         self._fits: dict[fx.Node, Fit] = {}
@@ -143,12 +145,17 @@ class Region:
         self._grow(scores)
         self.fits = dict(sorted(self._fits.items(), key=lambda pair: self._place[pair[0]]))
         self.rows = {node: rows for node, rows in self._known.items() if isinstance(rows, Rows)}
-        self._check()
+        slices = {found.taken for found in self.fits.values() if found.taken is not None}
+        self.taken = slices.pop() if slices else None
+        self.tokens = self.scored if self.taken is None else math.prod(self.taken.after)
+        if slices:
+            raise Refused("it reads several slices of the tokens")
         tangents = [n for n in ancestors(self.fits) if n.op == "placeholder" and aot._is_tangent(n)]
         if len(tangents) != 1 or shape_of(tangents[0]):
             raise Refused("it depends on the gradients of several results, or of one that is no scalar")
         self.tangent = tangents[0]
         self.learns = descendants([self.tangent])
+        self._check()
 
     def _grow(self, scores: fx.Node) -> None:
         waiting = {scores}
@@ -175,7 +182,7 @@ class Region:
                 raise Refused(f"`{node.name}` reads the tokens of `{value.name}` in another way than other nodes")
             if rows is not None:
                 self._known[value] = rows
-            if isinstance(rows, Rows) and value.meta["val"].numel() >= self.tokens * self.classes:
+            if isinstance(rows, Rows) and math.prod(rows.chunk(shape_of(value), 1)) >= self.classes:
                 follow |= {value, *value.users} if value.op == "call_function" else set(value.users)
         return follow
 
@@ -189,6 +196,25 @@ class Region:
                 raise Refused(
                     "the scores are float16, whose gradients are too small without the factor that scales the loss"
                 )
+            if self.taken is not None:
+                self._check_taken(node)
+
+    def _check_taken(self, node: fx.Node) -> None:
+        """Checks that nothing depends on tokens that are not taken, and that nothing outside gives these a gradient."""
+        reads_all = any(self.has_all(operand) for operand in self.fits[node].operands)
+        is_read = any(user not in self.fits for user in node.users)
+        if node not in self.learns:
+            if (self.has_all(node) and is_read) or (reads_all and isinstance(self.fits[node].result, Sum)):
+                raise Refused(f"`{node.name}` has the scores of tokens that the loss does not read")
+        elif (self.has_all(node) or reads_all) and any(
+            operand in self.learns and operand not in self.fits for operand in node.all_input_nodes
+        ):
+            raise Refused(f"`{node.name}` has gradients of tokens that the loss does not read")
+
+    def has_all(self, node: fx.Node) -> bool:
+        """Returns true if a value has rows for all tokens, not only for those that are taken."""
+        rows = self.rows.get(node)
+        return self.taken is not None and rows is not None and math.prod(rows.of(shape_of(node))) != self.tokens
 
     def outputs(self) -> list[fx.Node]:
         """Returns the nodes whose results are read outside."""
@@ -278,7 +304,7 @@ class Rewriting:
         try:
             return self._call(aten.view.default, (node, shape), {}, of)
         except (RuntimeError, ValueError):
-            self.graph.erase_node(next(reversed(self.graph.nodes)))
+            self.graph.erase_node(next(iter(reversed(self.graph.nodes))))
         copy = self._call(aten.clone.default, (node,), {"memory_format": torch.contiguous_format}, of)
         return self._call(aten.view.default, (copy, shape), {}, of)
 
@@ -289,8 +315,7 @@ class Rewriting:
             for operand, rows in found.operands.items():
                 if operand not in region.fits and operand not in whole:
                     new = self._read_with_one(operand)
-                    shape = shape_of(operand)
-                    whole[operand] = new if rows is None else self._view(new, rows.chunk(shape, region.tokens), operand)
+                    whole[operand] = new if rows is None else self._tokens(new, rows, operand)
         sums: dict[fx.Node, fx.Node] = {}
         parts: dict[fx.Node, list[fx.Node]] = {node: [] for node in region.outputs()}
         for chunk in range(self._chunks):
@@ -308,6 +333,18 @@ class Rewriting:
         self._chunk = None
         for node, chunks in parts.items():
             self._with_one[node] = self._joined(node, chunks, sums.get(node))
+
+    def _tokens(self, new: fx.Node, rows: Rows, operand: fx.Node) -> fx.Node:
+        """Returns an operand with one axis for the tokens that pass through the region."""
+        shape = shape_of(operand)
+        if self._region.has_all(operand):
+            taken = self._region.taken
+            assert taken is not None
+            axis = rows.first + taken.axis
+            new = self._view(new, [*shape[: rows.first], *taken.before, *shape[rows.end :]], operand)
+            end = taken.start + taken.after[taken.axis]
+            new = self._call(aten.slice.Tensor, (new, axis, taken.start, end), {}, operand)
+        return self._view(new, rows.chunk(shape, self._region.tokens), operand)
 
     def _write_chunk(
         self,
@@ -349,11 +386,22 @@ class Rewriting:
         rows = self._region.rows.get(node)
         if rows is not None:
             total = self._call(aten.cat.default, (chunks, rows.first), {}, node)
+            if self._region.has_all(node):
+                total = self._padded(total, rows, node)
         assert total is not None
         dtype = node.meta["val"].dtype
         if total.meta["val"].dtype is not dtype:
             total = self._call(torch.ops.prims.convert_element_type.default, (total, dtype), {}, node)
         return self._view(total, shape_of(node), node)
+
+    def _padded(self, part: fx.Node, rows: Rows, node: fx.Node) -> fx.Node:
+        """Returns gradients with zeros for the tokens that are not taken."""
+        taken, shape = self._region.taken, shape_of(node)
+        assert taken is not None
+        part = self._view(part, [*shape[: rows.first], *taken.after, *shape[rows.end :]], node)
+        after = len(part.meta["val"].shape) - 1 - rows.first - taken.axis
+        missing = taken.before[taken.axis] - taken.start - taken.after[taken.axis]
+        return self._call(aten.constant_pad_nd.default, (part, [0, 0] * after + [taken.start, missing], 0.0), {}, node)
 
 
 def _is_light(node: fx.Node) -> bool:
