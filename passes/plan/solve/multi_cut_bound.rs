@@ -367,7 +367,9 @@ fn candidates(dag: &Dag, live: &[i64], full: &[usize], most: usize) -> Vec<Vec<u
         .collect();
     let is_top = |t: &usize| {
         let beside = [t.wrapping_sub(1), t + 1];
-        beside.iter().all(|b| *b >= live.len() || need(*b) <= need(*t))
+        beside
+            .iter()
+            .all(|b| *b >= live.len() || need(*b) <= need(*t))
     };
     let mut tight: Vec<usize> = full.iter().copied().filter(is_top).collect();
     tight.sort_by_key(|t| (Reverse(need(*t)), Reverse(live[*t]), *t));
