@@ -26,7 +26,7 @@ use std::cmp::Reverse;
 /// Steps of the ascent.
 const STEPS: usize = 60;
 
-/// Most positions; graphs of many ops get fewer, so that all networks together stay of this many ops.
+/// Most stretches, and most of the tightest steps, that give a position each; graphs of many ops get fewer, so that all networks together stay of this many ops.
 const MOST_POSITIONS: usize = 12;
 const NETWORK_OPS: usize = 20_000;
 
@@ -382,3 +382,31 @@ const BRANCH_STEPS: usize = 12;
 
 /// Open branches at which the search ends.
 const MOST_BRANCHES: usize = 4000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::ByOp;
+    use crate::objective::Objective;
+    use crate::testing::problem;
+
+    /// One stretch holds both of the steps that leave least room, and gives one position.
+    #[test]
+    fn the_tightest_steps_are_candidates_wherever_they_are() {
+        let ops: [(&str, &[usize], u64); 8] = [
+            ("a", &[0], 9),
+            ("b", &[0], 1),
+            ("c", &[0], 8),
+            ("d", &[0], 1),
+            ("e", &[0], 1),
+            ("f", &[0], 2),
+            ("g", &[0], 1),
+            ("h", &[0], 1),
+        ];
+        let p = problem(&[5], &ops, &[]);
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
+        let full: Vec<usize> = (0..8).collect();
+        let lists = candidates(&dag, &[10; 8], &full, 2);
+        assert_eq!(lists, [vec![0, 0], vec![4, 5], vec![0], vec![2]]);
+    }
+}

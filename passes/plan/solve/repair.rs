@@ -195,3 +195,25 @@ pub fn repair(
     }
     lowest.map(|l| l.1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::ByOp;
+    use crate::objective::Objective;
+    use crate::testing::chain;
+
+    #[test]
+    fn repeats_beyond_the_first_that_are_still_to_come_weigh_more() {
+        let dag = Dag::new(&chain(), Objective::Cost, &ByOp::default()).unwrap();
+        // The first op runs again at stage 4 and twice at stage 5, the second once.
+        let schedule = [0, 1, 2, 3, 0, 4, 0, 1, 0, 5, 6];
+        let foresight = Foresight::of(&dag, &schedule, 0.5);
+        for (stage, times) in [(4, 2), (5, 1), (6, 0)] {
+            let mut penalty = vec![0; dag.ops()];
+            foresight.add(&dag, stage, &mut penalty);
+            assert_eq!(penalty[0], times * (dag.weight[0] as f64 * 0.5) as i64);
+            assert!(penalty[1..].iter().all(|more| *more == 0), "{stage}");
+        }
+    }
+}
