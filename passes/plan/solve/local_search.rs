@@ -37,7 +37,7 @@ const OTHERS: [(f64, u32, bool, bool); 7] = [
 /// The share of the whole cost above which a gap calls for them.
 pub const FAR_GAP: f64 = 0.01;
 
-/// How often a search begins again from the given order while the gap is that wide, how many of these beginnings know the repeats
+/// How often a search begins again from the given order where the gap is that wide after half of the work, how many of these beginnings know the repeats
 /// of the plan so far ([`Foresight`]), and how much these count at most.
 const FAR_RESTARTS: f64 = 0.6;
 const FORESEEN: f64 = 0.7;
@@ -298,7 +298,8 @@ impl<'a> Search<'a> {
                 self.work.limit = self.work.stretched;
             }
             heat *= 0.999;
-            let is_far = (best_weight - lower) as f64 > FAR_GAP * total as f64;
+            let is_late = self.work.done > self.work.stretched / 2;
+            let is_far = is_late && (best_weight - lower) as f64 > FAR_GAP * total as f64;
             let restart = match is_far {
                 true => FAR_RESTARTS,
                 false if dag.ops() < 400 => 0.1,
