@@ -28,6 +28,8 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph leaves out.
     pub drop_outputs: Vec<String>,
+    /// Patterns of values, nodes and operands through which no gradient flows.
+    pub stop_gradients: Vec<String>,
     /// Random nodes that draw by a seed of their own.
     pub rng_streams: Vec<RngStream>,
     /// Whether one op replaces several where that saves memory or time; results may be rounded otherwise. The command line

@@ -17,6 +17,7 @@ use crate::request::Request;
 use crate::transform;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
+use crate::transform::stop_gradient::self_differences;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
 
 const ANY: &[Phase] = &[
@@ -150,6 +151,8 @@ static AUTODIFF: Pass = Pass {
         if cx.request.updates.optimizer.is_some() && cx.request.updates.loss_scale {
             scale_loss(graph, &mut cx.seeds)?;
         }
+        let seeds: Vec<ValueId> = cx.seeds.iter().map(|seed| seed.value).collect();
+        let zero_ratios = self_differences(graph, &trained, &seeds);
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
         let zero: Vec<String> = zero_gradients(graph)
             .into_iter()
@@ -159,6 +162,14 @@ static AUTODIFF: Pass = Pass {
             cx.warnings.push(format!(
                 "the loss does not depend on {}, or multiplies by 0: the gradient is zero; leave them out with --freeze",
                 zero.join(", ")
+            ));
+        }
+        for id in zero_ratios {
+            let node = graph.node(id);
+            cx.warnings.push(format!(
+                "`{0}` takes a value and itself, so no gradient flows through it; if the model detaches one of them, the \
+                 export lost that: --stop-gradient '{0}#1' stops the gradient of the second, or export a .pt2 file",
+                node.name
             ));
         }
         if !bodies.is_empty() {

@@ -438,7 +438,7 @@ fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     })
 }
 
-/// An op that works along one axis, which is none of the rows': all operands have rows.
+/// An op that works along one axis, which is none of the rows': all operands of as many axes have rows.
 fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let rank = cx.graph.ty(node.outs[0]).rank();
     let k = known_lead(cx, node, rank).ok_or("rows are mixed")?;
@@ -448,16 +448,18 @@ fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         return Err("it works along rows");
     }
     let lead = &cx.graph.ty(node.outs[0]).dims[..k];
-    let alike = |v: &ValueId| {
-        let dims = &cx.graph.ty(*v).dims;
-        dims.len() == rank && same_dims(&dims[..k], lead)
-    };
-    if !node.ins.iter().flatten().all(alike) {
-        return Err("an operand has other rows");
+    let mut ins = Vec::with_capacity(node.ins.len());
+    for v in &node.ins {
+        let dims = v.map(|v| &cx.graph.ty(v).dims);
+        ins.push(match dims {
+            Some(dims) if dims.len() == rank && same_dims(&dims[..k], lead) => Some(Rows::Lead(k)),
+            Some(dims) if dims.len() >= rank => return Err("an operand has other rows"),
+            _ => None,
+        });
     }
     Ok(Fit {
-        ins: vec![Some(Rows::Lead(k)); node.ins.len()],
-        outs: vec![Rows::Lead(k)],
+        ins,
+        outs: vec![Rows::Lead(k); node.outs.len()],
     })
 }
 

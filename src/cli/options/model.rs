@@ -97,8 +97,8 @@ pub struct Training {
     /// as the default for `run` and `verify`
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
-    /// causal-lm, cross-entropy, nll (of log-probabilities), mse, output:NAME or vjp [default: the backward that the file
-    /// has, else its only scalar output, else vjp]
+    /// causal-lm, cross-entropy, nll (of log-probabilities), mse, the NAME of a scalar output (output:NAME where it is one
+    /// of these words) or vjp [default: the backward that the file has, else its only scalar output, else vjp]
     #[arg(long, value_parser = by(Loss::parse))]
     pub loss: Option<Loss>,
     #[command(flatten)]
@@ -106,6 +106,10 @@ pub struct Training {
     /// Leave out forward outputs whose name matches, such as caches or logits
     #[arg(long = "drop-output", value_name = "PATTERN")]
     pub drop_outputs: Vec<String>,
+    /// Take no gradient through the values, nodes or operands (NODE#K) that match, as `detach` does, which ONNX exports
+    /// lose (may be repeated)
+    #[arg(long = "stop-gradient", value_name = "PATTERN")]
+    pub stop_gradients: Vec<String>,
     /// Give the random nodes that a pattern names (of nodes or modules) a seed of their own, the input rng_seed.NAME
     #[arg(long = "rng-stream", value_name = "NAME=PATTERN,…", value_parser = by(RngStream::parse))]
     pub rng_streams: Vec<RngStream>,
@@ -133,6 +137,7 @@ impl Training {
             lora: self.trained.lora.clone(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
+            stop_gradients: self.stop_gradients.clone(),
             rng_streams: self.rng_streams.clone(),
             fuse: self.fuse,
             tile: Tiles {
