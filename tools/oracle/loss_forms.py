@@ -61,7 +61,9 @@ class Model(nn.Module):
         if form.tied:
             self.head.weight = self.embed.weight
         self.register_buffer("class_weight", torch.linspace(0.5, 1.5, VOCAB))
-        self.register_buffer("reference", torch.randn(VOCAB, WIDTH))
+        # Embeddings and head of a reference model.
+        self.register_buffer("reference_embed", torch.randn(VOCAB, WIDTH))
+        self.register_buffer("reference_head", torch.randn(VOCAB, WIDTH))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         h = self.norm(torch.tanh(self.body(self.embed(input_ids))))
@@ -221,13 +223,13 @@ def rejected(y: Tensor) -> Tensor:
     return torch.where(y == IGNORED, y, (y + 5) % VOCAB)
 
 
-def frozen(m: Model, h: Tensor) -> Tensor:
+def frozen(m: Model, y: Tensor) -> Tensor:
     """Returns the scores of a reference model."""
-    return torch.nn.functional.linear(h.detach(), m.reference)
+    return F.linear(F.embedding(y.clamp(min=0), m.reference_embed), m.reference_head)
 
 
 def dpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
-    theirs = frozen(m, h)
+    theirs = frozen(m, y)
     ours, other = m.head(h), m.head(torch.tanh(h))
     chosen = of_answers(ours, y) - of_answers(theirs, y)
     return -F.logsigmoid(0.1 * (chosen - of_answers(other, rejected(y)) + of_answers(theirs, rejected(y)))).mean()
@@ -246,14 +248,14 @@ def orpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
 
 
 def kto(m: Model, h: Tensor, y: Tensor) -> Tensor:
-    ratio = of_answers(m.head(h), y) - of_answers(frozen(m, h), y)
+    ratio = of_answers(m.head(h), y) - of_answers(frozen(m, y), y)
     return (1 - torch.sigmoid(0.1 * (ratio - 0.5))).mean()
 
 
 def grpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
     p, keep = of_labels(m.head(h), y)
-    q, _ = of_labels(frozen(m, h), y)
-    gain = torch.linspace(-1, 1, y.shape[1]).expand_as(p)
+    q, _ = of_labels(frozen(m, y), y)
+    gain = torch.cos(torch.arange(y.shape[1], dtype=p.dtype)).expand_as(p)
     ratio = torch.exp(p - p.detach())
     gains = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
     drift = torch.exp(q - p) - (q - p) - 1
@@ -264,7 +266,7 @@ def grpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
 def ppo(m: Model, h: Tensor, y: Tensor) -> Tensor:
     scores = m.head(h)
     p, keep = of_labels(scores, y)
-    old, _ = of_labels(frozen(m, h), y)
+    old, _ = of_labels(frozen(m, y), y)
     every = torch.log_softmax(scores, -1)
     entropy = -(every.exp() * every).sum(-1)
     ratio = torch.exp((p - old).clamp(-2, 2))
@@ -273,12 +275,12 @@ def ppo(m: Model, h: Tensor, y: Tensor) -> Tensor:
 
 
 def distilled(m: Model, h: Tensor, y: Tensor) -> Tensor:
-    ours, theirs = torch.log_softmax(m.head(h) / 2.0, -1), torch.log_softmax(frozen(m, h) / 2.0, -1)
+    ours, theirs = torch.log_softmax(m.head(h) / 2.0, -1), torch.log_softmax(frozen(m, y) / 2.0, -1)
     return F.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1).mean() * 4.0
 
 
 def jsd(m: Model, h: Tensor, y: Tensor) -> Tensor:
-    p, q = torch.log_softmax(m.head(h), -1), torch.log_softmax(frozen(m, h), -1)
+    p, q = torch.log_softmax(m.head(h), -1), torch.log_softmax(frozen(m, y), -1)
     middle = torch.log((p.exp() + q.exp()) / 2)
     return (0.5 * (p.exp() * (p - middle)).sum(-1) + 0.5 * (q.exp() * (q - middle)).sum(-1)).mean()
 
@@ -425,6 +427,7 @@ class Case:
             return [f"chunks {chunks}: {' '.join(report['warnings'])}"]
         self.inputs = [i["name"] for i in inspected["inputs"]]
         own = dict(self.model.named_parameters())
+        self.trained = set(own)
         first = {id(p): name for name, p in own.items()}
         every = self.model.named_parameters(remove_duplicate=False)
         shared = {name: first[id(p)] for name, p in every}
@@ -504,8 +507,11 @@ class Case:
         return self.renamed(self.compiler.run_tensors(graph, self.named(feed), self.folder))
 
     def named(self, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the feed under the file's input names: torch.export may rename inputs but keeps their order."""
-        return feed if set(self.inputs) == set(feed) else dict(zip(self.inputs, feed.values(), strict=True))
+        """Returns the feed under the file's input names: torch.export may rename inputs but keeps their order, and exporters
+        may leave out what is not read."""
+        if set(self.inputs) <= set(feed):
+            return {name: feed[name] for name in self.inputs}
+        return dict(zip(self.inputs, feed.values(), strict=True))
 
     def renamed(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Under the names of PyTorch's parameters and as they lie there, in float64. Exporters may write a tied weight
@@ -514,6 +520,8 @@ class Case:
         for name, tensor in found.items():
             if name.endswith(".grad"):
                 told, transposed = self.names.get(name[:-5], (name[:-5], False))
+                if told not in self.trained:
+                    continue  # The legacy exporter does not say what is a buffer.
                 tensor = (tensor.T if transposed else tensor).astype(np.float64)
                 result[f"{told}.grad"] = result.get(f"{told}.grad", 0.0) + tensor
         return result

@@ -13,7 +13,7 @@ use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::{ADD, DIV};
 use crate::ops::batch_axes::{
     CutCx, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
-    reduces,
+    own_axes,
 };
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::CONSTANT_OF_SHAPE;
@@ -37,7 +37,7 @@ pub struct Snapshot<'r> {
     /// Inputs with rows, of the nodes that run first and of those that run later.
     inputs: [Vec<ValueId>; 2],
     outputs: [Vec<ValueId>; 2],
-    /// Axes of reductions.
+    /// Axes of reductions and slices.
     axes: FxHashMap<NodeId, Vec<usize>>,
 }
 
@@ -51,7 +51,7 @@ impl<'r> Snapshot<'r> {
     ) -> Snapshot<'r> {
         let sides = [&region.nodes, &region.after];
         let node = |id: &NodeId| (*id, graph.node(*id).clone());
-        let axes = |id: &NodeId| Some((*id, reduces(graph, contents, graph.node(*id))?));
+        let axes = |id: &NodeId| Some((*id, own_axes(graph, contents, graph.node(*id))?));
         Snapshot {
             region,
             count,
