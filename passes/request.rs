@@ -38,6 +38,8 @@ pub struct Request {
     /// Whether the head and the loss, and chains of ops on tokens, are computed in chunks, so that wide values never exist
     /// whole; results may be rounded otherwise. With a budget the planner chooses chunk counts that are left open.
     pub tile: Tiles,
+    /// Whether it is an error if scores of a loss cannot be cut.
+    pub tile_required: bool,
     /// What updates the parameters in the graph, and how.
     pub updates: UpdateOptions,
     /// Device whose rates and memory the cost model and automatic budgets use.

@@ -253,9 +253,13 @@ static TILE: Pass = Pass {
             Goal::Budget(_) | Goal::Policy(_) => asked,
         };
         let (loss, mlps) = cut(graph, tiles, &binding)?;
+        let mut whole = loss.refused;
         if tiles.loss != Tile::Off && !loss.found {
-            cx.warnings
-                .push("there is no loss over classes whose rows could be tiled".into());
+            whole.push("there is no loss over classes whose rows could be tiled".into());
+        }
+        if let (true, Some(why)) = (request.tile_required, whole.first()) {
+            return Err(Error::usage("tile", format!("--tile-loss required: {why}"))
+                .help("--tile-loss auto makes this a warning"));
         }
         if tiles.mlp != Tile::Off && mlps.regions.is_empty() {
             cx.warnings.push(match mlps.refused.first() {
@@ -263,7 +267,7 @@ static TILE: Pass = Pass {
                 None => "there is no MLP whose rows could be tiled".into(),
             });
         }
-        cx.warnings.extend(loss.refused);
+        cx.warnings.extend(whole);
         let changed = loss.regions.len() + mlps.regions.len() > 0;
         cx.tiled.extend(loss.regions);
         cx.tiled_mlps.extend(mlps.regions);

@@ -88,6 +88,17 @@ impl Tile {
         }
     }
 
+    /// Parses the value of `--tile-loss`, which may also be `required`: `auto`, and scores that have to stay whole are an error.
+    ///
+    /// # Errors
+    /// Those of [`Tile::parse`].
+    pub fn parse_loss(text: &str) -> Result<(Tile, bool)> {
+        match text {
+            "required" => Ok((Tile::Auto, true)),
+            _ => Ok((Tile::parse(text)?, false)),
+        }
+    }
+
     /// Returns the number of chunks that a region is cut into at known sizes.
     pub fn chunks(self, graph: &Graph, region: &Region, binding: &Binding) -> usize {
         match self {

@@ -117,9 +117,10 @@ pub struct Training {
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
     pub fuse: bool,
     /// Compute the head and the loss in chunks of tokens, so that logits never exist whole: off, auto (as many chunks as
-    /// pay off within the budget; a fixed rule without one) or a number. Logits must not be an output (--drop-output)
-    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
-    pub tile_loss: Tile,
+    /// pay off within the budget; a fixed rule without one), required (auto, and an error where logits have to stay whole) or a
+    /// number. Logits must not be an output (--drop-output)
+    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse_loss), help_heading = "Chunking")]
+    pub tile_loss: (Tile, bool),
     /// Compute MLPs and other chains of ops on tokens in chunks of tokens, in the forward and the backward pass: off, auto
     /// (as many chunks as pay off within the budget; a fixed rule without one) or a number
     #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
@@ -141,9 +142,10 @@ impl Training {
             rng_streams: self.rng_streams.clone(),
             fuse: self.fuse,
             tile: Tiles {
-                loss: self.tile_loss,
+                loss: self.tile_loss.0,
                 mlp: self.tile_mlp,
             },
+            tile_required: self.tile_loss.1,
             updates: self.updates.options(),
             ..Request::default()
         }
