@@ -180,6 +180,21 @@ fn zeros(ty: &Ty) -> Option<Tensor> {
 }
 
 /// Returns a tensor in float32, if it is of 16 bits and its contents are here.
+/// Returns the optimizer states that do not begin at 0: masters of 16-bit parameters, by name.
+pub fn first_masters(graph: &Graph) -> Tensors {
+    let master = |id: ValueId| {
+        let Start::Widened(parameter) = gradients::start(graph, id) else {
+            return None;
+        };
+        let tensor = widened(graph.value(parameter).tensor()?)?;
+        Some((graph.value(id).name.clone(), tensor))
+    };
+    gradients::states(graph)
+        .into_iter()
+        .filter_map(master)
+        .collect()
+}
+
 fn widened(tensor: &Tensor) -> Option<Tensor> {
     let halves = tensor.bytes()?.chunks_exact(2).map(|b| [b[0], b[1]]);
     let bytes: Vec<u8> = match tensor.dtype {

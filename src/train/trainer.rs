@@ -28,6 +28,7 @@ use crate::report::summary::Summary;
 use crate::rng::Rng;
 use crate::runtime::session::{Measured, Session};
 use crate::tensors::Tensors;
+use crate::tensors::feed::first_masters;
 use ckpt_passes::analysis::gradients::{has_backward, states, trained, updated};
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, DimKind, planned_sizes};
@@ -267,6 +268,8 @@ struct Run<'a> {
     eval: Option<(Graph, Batches)>,
     /// The checkpoint that the run goes on from.
     start: Option<Checkpoint>,
+    /// The states that the first step reads.
+    first_states: Option<Tensors>,
     manifest: Manifest,
     total: u64,
     /// Runs of the graph in a step.
@@ -338,7 +341,7 @@ impl<'a> Run<'a> {
         };
         let mut warnings = trainer.warnings.clone();
         warnings.extend(batches.notes().iter().cloned());
-        let start = match options.resume {
+        let mut start = match options.resume {
             true => checkpoints.read()?,
             false => {
                 refuse_to_overwrite(checkpoints, &options.out)?;
@@ -360,6 +363,10 @@ impl<'a> Run<'a> {
             warnings.push("there is no checkpoint to resume from: the run begins anew".into());
         }
         let resumed_from = manifest.step;
+        let first_states = match &mut start {
+            Some(start) => std::mem::take(&mut start.states),
+            None => first_masters(graph),
+        };
         let mut run = Run {
             graph,
             options,
@@ -367,6 +374,7 @@ impl<'a> Run<'a> {
             batches,
             eval,
             start,
+            first_states: Some(first_states),
             manifest,
             total,
             runs,
@@ -490,8 +498,9 @@ impl<'a> Run<'a> {
             self.spans.add(Span::Data, step, waited);
             metrics.tokens += batch.tokens;
             let mut inputs = batch.inputs;
-            if let Some(start) = self.start.take() {
-                inputs.extend(start.states);
+            if let Some(states) = self.first_states.take() {
+                self.start = None;
+                inputs.extend(states);
             }
             let updates = step - self.manifest.skipped;
             // Each run draws with a seed of its own.

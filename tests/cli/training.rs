@@ -413,3 +413,23 @@ fn buffers_are_saved_with_the_parameters() {
         assert!(!trained.contains_key("fleeting"));
     }
 }
+
+#[test]
+fn master_weights_start_from_the_parameters() {
+    let dir = workplace();
+    let model = fixture("llama32_bf16", "model.onnx");
+    let same = (0..32u16).flat_map(|n| (n * 7 % 50).to_le_bytes());
+    std::fs::write(dir.path().join("same.bin"), same.collect::<Vec<u8>>()).unwrap();
+    let line = format!(
+        "train {} --loss causal-lm --data same.bin --shuffle off --dim batch=2 --dim seq=16 --policy none \
+         --steps 3 --lr 0 --out still -q",
+        model.display()
+    );
+    done(dir.path(), &words(&line));
+    // Nothing is learned, and each step sees the same examples.
+    let losses: Vec<f64> = steps(&dir.path().join("still"))
+        .iter()
+        .map(|s| s.loss)
+        .collect();
+    assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
+}
