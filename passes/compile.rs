@@ -16,6 +16,7 @@ use crate::transform::loss::Loss;
 use crate::transform::optimizer::Updates;
 use crate::transform::remat::strip_plan;
 use crate::transform::rng_streams;
+use crate::transform::stop_gradient::stop_gradients;
 
 pub use crate::request::Request;
 
@@ -66,12 +67,21 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
             "a graph without a backward says that it has been differentiated",
         ));
     }
-    if !forward && request.lora.is_some() {
-        return Err(Error::usage(
-            "lora",
-            "the graph holds its backward already: adapters cannot be added",
-        )
-        .help("give the model that it was made from"));
+    for (asked, code, what) in [
+        (request.lora.is_some(), "lora", "adapters cannot be added"),
+        (
+            !request.stop_gradients.is_empty(),
+            "pattern",
+            "no gradient can be stopped",
+        ),
+    ] {
+        if !forward && asked {
+            return Err(Error::usage(
+                code,
+                format!("the graph holds its backward already: {what}"),
+            )
+            .help("give the model that it was made from"));
+        }
     }
     if !forward && request.mesh.is_some() {
         return Err(Error::usage(
@@ -92,6 +102,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     if forward {
         // Copies in a forward graph are an earlier plan for inference; training plans anew.
         strip_plan(graph);
+        stop_gradients(graph, &request.stop_gradients)?;
     } else {
         joint::joint(graph)?;
         drop_outputs(graph, &request.drop_outputs)?;

@@ -29,6 +29,8 @@ pub struct Request {
     pub dims: Vec<(String, i64)>,
     /// Patterns of forward outputs that the training graph leaves out.
     pub drop_outputs: Vec<String>,
+    /// Patterns of values, nodes and operands through which no gradient flows.
+    pub stop_gradients: Vec<String>,
     /// Random nodes that draw by a seed of their own.
     pub rng_streams: Vec<RngStream>,
     /// Whether one op replaces several where that saves memory or time; results may be rounded otherwise. The command line
@@ -37,6 +39,8 @@ pub struct Request {
     /// Whether the head and the loss, and chains of ops on tokens, are computed in chunks, so that wide values never exist
     /// whole; results may be rounded otherwise. With a budget the planner chooses chunk counts that are left open.
     pub tile: Tiles,
+    /// Whether it is an error if scores of a loss cannot be cut.
+    pub tile_required: bool,
     /// What updates the parameters in the graph, and how.
     pub updates: UpdateOptions,
     /// The ranks that share the step; `None` for one process.

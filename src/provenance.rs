@@ -56,6 +56,8 @@ pub mod keys {
     pub const MESH: &str = "ckpt.mesh";
     /// What each of them keeps a slice of, as `--shard` takes it.
     pub const SHARD: &str = "ckpt.shard";
+    /// `true` where bfloat16 parameters are rounded by chance.
+    pub const STOCHASTIC_ROUNDING: &str = "ckpt.stochastic_rounding";
     /// The keys that say how parameters are updated.
     pub const UPDATES: [&str; 8] = [
         OPTIMIZER,
@@ -79,6 +81,8 @@ pub mod keys {
     pub const DROP_OUTPUT: &str = "ckpt.drop_output";
     /// A JSON list of `NAME=PATTERN,…`.
     pub const RNG_STREAM: &str = "ckpt.rng_stream";
+    /// Where no gradient flows: a JSON list of patterns.
+    pub const STOP_GRADIENT: &str = "ckpt.stop_gradient";
     pub use crate::frontend::given::{INPUT_KEY as INPUT, OUTPUT_NAMES_KEY as OUTPUT_NAMES};
     /// The sizes that the plan was made for.
     pub use ckpt_passes::analysis::planned_sizes::KEY as DIMS;
@@ -144,6 +148,10 @@ fn record_updates(
         (keys::ACCUMULATE, options.accumulate.map(|n| n.to_string())),
         (keys::LOSS_SCALE, truth(options.loss_scale)),
         (keys::MASTER_WEIGHTS, truth(options.master_weights)),
+        (
+            keys::STOCHASTIC_ROUNDING,
+            truth(options.stochastic_rounding),
+        ),
     ];
     let given = texts
         .into_iter()
@@ -221,6 +229,7 @@ fn write_record(
             .collect();
         let lists = [
             (keys::RNG_STREAM, &streams),
+            (keys::STOP_GRADIENT, &request.stop_gradients),
             (keys::TRAINABLE, &request.selection.trainable),
             (keys::FREEZE, &request.selection.freeze),
             (keys::DROP_OUTPUT, &request.drop_outputs),
@@ -290,6 +299,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         },
         lora: lora.transpose()?,
         drop_outputs: list(keys::DROP_OUTPUT)?,
+        stop_gradients: list(keys::STOP_GRADIENT)?,
         rng_streams: list(keys::RNG_STREAM)?
             .iter()
             .map(|t| RngStream::parse(t))
@@ -305,6 +315,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             accumulate: accumulate.transpose()?,
             loss_scale: truth(keys::LOSS_SCALE)?,
             master_weights: truth(keys::MASTER_WEIGHTS)?,
+            stochastic_rounding: truth(keys::STOCHASTIC_ROUNDING)?,
         },
         mesh: ranks.map(|ranks| Mesh {
             ranks,
@@ -327,6 +338,7 @@ mod tests {
             ..Request::default()
         };
         request.rng_streams = vec![RngStream::parse("tp=*.attn,*.mlp").unwrap()];
+        request.stop_gradients = vec!["ratio#1".into()];
         request.selection.freeze = vec!["emb\"ed*".into()];
         request.lora = Some(Lora::parse("r=4,dropout=0.1,targets=*q*,*v*").unwrap());
         assert_eq!(read_record(&graph.meta).err().unwrap().exit_code(), 2);
@@ -337,6 +349,7 @@ mod tests {
             (Loss::CausalLm, request.drop_outputs.clone())
         );
         assert_eq!(read.rng_streams, request.rng_streams);
+        assert_eq!(read.stop_gradients, request.stop_gradients);
         assert_eq!(read.lora, request.lora);
         assert_eq!(read.selection.freeze, request.selection.freeze);
         assert!(given.inputs.is_empty() && read.selection.trainable.is_empty());

@@ -203,6 +203,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         ("no_decay", "") => options.updates.no_decay.push(value.into()),
         ("no_decay_vectors", "") => options.updates.no_decay_vectors = value == "true",
         ("loss_scale", "") => options.updates.loss_scale = value == "true",
+        ("stochastic_rounding", "") => options.updates.stochastic_rounding = value == "true",
         ("master_weights", "") => options.updates.master_weights = value == "true",
         ("fuse_optimizer", "") => options.updates.fuse = value == "true",
         ("mesh", "") => {

@@ -109,6 +109,11 @@ pub fn names(graph: &Graph, parameter: ValueId) -> impl Iterator<Item = &str> {
     given.chain([own]).map(String::as_str)
 }
 
+/// Returns true for the running mean or variance of a norm, by PyTorch's name of it.
+pub fn is_running_statistic(name: &str) -> bool {
+    name.ends_with(".running_mean") || name.ends_with(".running_var")
+}
+
 /// Returns true for a table of which a node takes rows by index.
 pub fn is_looked_up(graph: &Graph, parameter: ValueId) -> bool {
     let mut uses = graph.value(parameter).uses().iter();

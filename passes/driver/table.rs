@@ -18,6 +18,7 @@ use crate::transform;
 use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
+use crate::transform::stop_gradient::self_differences;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
 
 const ANY: &[Phase] = &[
@@ -164,6 +165,8 @@ static AUTODIFF: Pass = Pass {
         if cx.request.updates.optimizer.is_some() && cx.request.updates.loss_scale {
             scale_loss(graph, &mut cx.seeds)?;
         }
+        let seeds: Vec<ValueId> = cx.seeds.iter().map(|seed| seed.value).collect();
+        let zero_ratios = self_differences(graph, &trained, &seeds);
         if let Some(mesh) = &cx.request.mesh {
             weigh_loss(graph, &mut cx.seeds, mesh)?;
         }
@@ -176,6 +179,14 @@ static AUTODIFF: Pass = Pass {
             cx.warnings.push(format!(
                 "the loss does not depend on {}, or multiplies by 0: the gradient is zero; leave them out with --freeze",
                 zero.join(", ")
+            ));
+        }
+        for id in zero_ratios {
+            let node = graph.node(id);
+            cx.warnings.push(format!(
+                "`{0}` takes a value and itself, so no gradient flows through it; if the model detaches one of them, the \
+                 export lost that: --stop-gradient '{0}#1' stops the gradient of the second, or export a .pt2 file",
+                node.name
             ));
         }
         if !bodies.is_empty() {
@@ -262,9 +273,13 @@ static TILE: Pass = Pass {
             Goal::Budget(_) | Goal::Policy(_) => asked,
         };
         let (loss, mlps) = cut(graph, tiles, &binding)?;
+        let mut whole = loss.refused;
         if tiles.loss != Tile::Off && !loss.found {
-            cx.warnings
-                .push("there is no loss over classes whose rows could be tiled".into());
+            whole.push("there is no loss over classes whose rows could be tiled".into());
+        }
+        if let (true, Some(why)) = (request.tile_required, whole.first()) {
+            return Err(Error::usage("tile", format!("--tile-loss required: {why}"))
+                .help("--tile-loss auto makes this a warning"));
         }
         if tiles.mlp != Tile::Off && mlps.regions.is_empty() {
             cx.warnings.push(match mlps.refused.first() {
@@ -272,7 +287,7 @@ static TILE: Pass = Pass {
                 None => "there is no MLP whose rows could be tiled".into(),
             });
         }
-        cx.warnings.extend(loss.refused);
+        cx.warnings.extend(whole);
         let changed = loss.regions.len() + mlps.regions.len() > 0;
         cx.tiled.extend(loss.regions);
         cx.tiled_mlps.extend(mlps.regions);

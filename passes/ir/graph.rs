@@ -86,7 +86,16 @@ pub struct Node {
     pub meta: BTreeMap<String, String>,
 }
 
+/// The note on nodes whose results the backward pass may not keep: it reads them from a recomputation.
+pub const MUST_RECOMPUTE: &str = "ckpt.must_recompute";
+
 impl Node {
+    /// Returns whether the backward pass must read the results from a recomputation, because they would be too wide all at
+    /// once. The note stays in files, so that a later plan obeys it, too.
+    pub fn must_recompute(&self) -> bool {
+        self.meta.contains_key(MUST_RECOMPUTE)
+    }
+
     /// Returns the operand in `slot`, or `None` where it is not given.
     pub fn operand(&self, slot: usize) -> Option<ValueId> {
         self.ins.get(slot).copied().flatten()
@@ -183,6 +192,8 @@ pub struct Origin {
     pub transposed: bool,
     /// True for a parameter, false for a buffer or constant, `None` where the file does not tell.
     pub is_parameter: Option<bool>,
+    /// A buffer that the framework saves with the parameters.
+    pub is_persistent: bool,
     /// A parameter that the framework does not train (`requires_grad` is off).
     pub frozen: bool,
     /// The framework's parameters from which an exporter computed the initializer. It is none of them, and its gradient is

@@ -159,7 +159,9 @@ pub enum BatchAxes {
     SummedToShape,
     /// Reduces the axes that the second operand lists.
     Reduced,
-    /// Works along the axis that the attribute `axis` names.
+    /// Takes stretches of the axes that operand 3 lists.
+    Sliced,
+    /// Works along the axis that the attribute `axis` names. Operands of fewer axes than the first hold no rows.
     AlongAxis,
     /// A loss over classes, operands scores and labels.
     ClassLoss,

@@ -12,7 +12,7 @@ mod cut;
 pub use apart::{ApartCx, examples_apart};
 use ckpt_ir::op::{BatchAxes, OpDef};
 use ckpt_ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
-pub use cut::{CutCx, cut, reduces};
+pub use cut::{CutCx, cut, own_axes};
 
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
@@ -154,6 +154,7 @@ pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
         BatchAxes::BiasedProduct => gemm(cx, node),
         BatchAxes::SummedToShape => summed_to(cx, node),
         BatchAxes::Reduced => reduced(cx, node),
+        BatchAxes::Sliced => sliced(cx, node),
         BatchAxes::AlongAxis => along_axis(cx, node),
         BatchAxes::ClassLoss | BatchAxes::ClassLossGrad => class_loss(cx, node),
         BatchAxes::OneHot => one_hot(cx, node),
@@ -384,16 +385,37 @@ fn summed_to(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     Err("some rows are summed")
 }
 
+/// The axes that an operand lists, in its order; none if it is not given.
+fn listed_axes(node: &Node, slot: usize, rank: usize, contents: &Contents) -> Option<Vec<usize>> {
+    let Some(v) = node.operand(slot) else {
+        return Some(Vec::new());
+    };
+    let axes = contents.get(v)?.iter().map(Dim::as_const);
+    axes.map(|a| a.map(|a| (if a < 0 { a + rank as i64 } else { a }) as usize))
+        .collect()
+}
+
+/// The axes of a slice, in their order; none where they are not listed, which then begin with the first.
+fn sliced_axes(node: &Node, rank: usize, contents: &Contents) -> Option<Vec<usize>> {
+    listed_axes(node, 3, rank, contents).filter(|axes| !axes.is_empty())
+}
+
+fn sliced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let k = first_lead(cx, node)?;
+    let rank = cx.graph.ty(node.outs[0]).rank();
+    let axes = sliced_axes(node, rank, cx.contents).ok_or("the sliced axes are not constants")?;
+    if axes.iter().any(|a| *a < k) {
+        return Err("it takes some of the rows");
+    }
+    let mut ins = vec![None; node.ins.len()];
+    ins[0] = Some(Rows::Lead(k));
+    let outs = vec![Rows::Lead(k)];
+    Ok(Fit { ins, outs })
+}
+
 /// The axes of a reduction, ascending.
 fn reduced_axes(node: &Node, rank: usize, contents: &Contents) -> Option<Vec<usize>> {
-    let given: Vec<i64> = match node.ins.get(1).copied().flatten() {
-        None => Vec::new(),
-        Some(v) => contents
-            .get(v)?
-            .iter()
-            .map(Dim::as_const)
-            .collect::<Option<_>>()?,
-    };
+    let given = listed_axes(node, 1, rank, contents)?;
     if given.is_empty() {
         let none = node.attrs.int("noop_with_empty_axes") != 0;
         return Some(if none {
@@ -402,16 +424,7 @@ fn reduced_axes(node: &Node, rank: usize, contents: &Contents) -> Option<Vec<usi
             (0..rank).collect()
         });
     }
-    let mut axes: Vec<usize> = given
-        .iter()
-        .map(|a| {
-            if *a < 0 {
-                (a + rank as i64) as usize
-            } else {
-                *a as usize
-            }
-        })
-        .collect();
+    let mut axes = given;
     axes.sort_unstable();
     Some(axes)
 }
@@ -440,7 +453,7 @@ fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     })
 }
 
-/// An op that works along one axis, which is none of the rows': all operands have rows.
+/// An op that works along one axis, which is none of the rows': all operands of as many axes have rows.
 fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let rank = cx.graph.ty(node.outs[0]).rank();
     let k = known_lead(cx, node, rank).ok_or("rows are mixed")?;
@@ -450,16 +463,18 @@ fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         return Err("it works along rows");
     }
     let lead = &cx.graph.ty(node.outs[0]).dims[..k];
-    let alike = |v: &ValueId| {
-        let dims = &cx.graph.ty(*v).dims;
-        dims.len() == rank && same_dims(&dims[..k], lead)
-    };
-    if !node.ins.iter().flatten().all(alike) {
-        return Err("an operand has other rows");
+    let mut ins = Vec::with_capacity(node.ins.len());
+    for v in &node.ins {
+        let dims = v.map(|v| &cx.graph.ty(v).dims);
+        ins.push(match dims {
+            Some(dims) if dims.len() == rank && same_dims(&dims[..k], lead) => Some(Rows::Lead(k)),
+            Some(dims) if dims.len() >= rank => return Err("an operand has other rows"),
+            _ => None,
+        });
     }
     Ok(Fit {
-        ins: vec![Some(Rows::Lead(k)); node.ins.len()],
-        outs: vec![Rows::Lead(k)],
+        ins,
+        outs: vec![Rows::Lead(k); node.outs.len()],
     })
 }
 

@@ -18,6 +18,7 @@ macro_rules! names {
     };
 }
 names! {
+    ABS = "Abs";
     ADD = "Add";
     AND = "And";
     BITWISE_AND = "BitwiseAnd";

@@ -18,7 +18,7 @@ use ckpt_ir::op::{
 use ckpt_ir::{DType, Emit, Ty, ValueId};
 
 /// The rows of this family.
-pub const ROWS: &[&OpDef] = &[&DROPOUT, &UNIFORM];
+pub const ROWS: &[&OpDef] = &[&DROPOUT, &UNIFORM, &STOCHASTIC_ROUND];
 
 /// Draws are whole multiples of 2⁻²⁴: what float32 holds exactly.
 pub const BITS: u32 = 24;
@@ -177,6 +177,58 @@ pub static UNIFORM: OpDef = OpDef {
             cx.b.reshape(count, &[])?
         };
         Ok(vec![uniform(cx, shape, count, 1)?])
+    })
+};
+
+/// Of the size of a bfloat16 number, the share that is added to come to a neighbour: between 0.62 and 1.25 of the distance
+/// to it, so that the sum rounds to the neighbour.
+pub const TO_NEIGHBOUR: f64 = 5.0 / 1024.0;
+
+/// `StochasticRound(old, new, seed, stream)`: `new`, as float32, in bfloat16, written over `old`. A number between two neighbours
+/// becomes one of them, each with the probability by which the mean is the number.
+pub static STOCHASTIC_ROUND: OpDef = OpDef {
+    ins: slots!["old", "new", "seed", "stream"],
+    outs: slots!["updated"],
+    effect: Effect::Seeded,
+    infer: |cx| {
+        seeded(cx, 2)?;
+        cx.want_dtype(0, |d| d == DType::BF16, "bf16")?;
+        cx.want_dtype(1, DType::is_float, "a floating-point type")?;
+        let (old, new) = (cx.ty(0)?, cx.ty(1)?);
+        match may_be_same(&old.dims, &new.dims) {
+            true => Ok(vec![old.clone()]),
+            false => Err(cx
+                .fail("type", "operand `new` does not fit")
+                .expected(old.to_string())
+                .found(new.to_string())),
+        }
+    },
+    grad: Grad::Missing("a step of an optimizer is not differentiated"),
+    cost: draws,
+    // Two words, three numbers, the neighbour and a mask for each draw of a block.
+    memory: |cx| {
+        let is_copied = |x: &&Sized| x.dtype != DType::F32 || !x.is_contiguous();
+        let copied = cx.operand(1).filter(is_copied);
+        let copied_bytes = copied.map_or(0, |x| 4 * x.elements());
+        let at_once = drawn_at_once(cx.device, cx.elements(0));
+        fresh(cx)
+            .with_temp(copied_bytes + 23 * at_once)
+            .in_place_operands(cx, &[0])
+    },
+    ..ours("StochasticRound", OpClass::Update, BatchAxes::Mixed, |cx| {
+        let shape = cx.b.shape(cx.x(1))?;
+        let count = cx.eval(unary_op(SIZE, cx.x(1)))?;
+        let draw = uniform(cx, shape, count, 2)?;
+        let new = cx.bind(cast(cx.x(1), DType::F32))?;
+        let near = cx.bind(cast(new, DType::BF16))?;
+        let wide = cx.bind(cast(near, DType::F32))?;
+        let away = cx.bind(new - wide)?;
+        let step = unary_op(ABS, wide) * TO_NEIGHBOUR * unary_op(SIGN, away);
+        let other = cx.bind(cast(wide + step, DType::BF16))?;
+        let distance = cx.bind(unary_op(ABS, cast(other, DType::F32) - wide))?;
+        let share = cx.bind(unary_op(ABS, away) / distance)?;
+        let moves = cx.bind(binary_op(LESS, draw, share))?;
+        Ok(vec![cx.eval(select(moves, other, near))?])
     })
 };
 

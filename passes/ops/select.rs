@@ -79,7 +79,12 @@ pub static TOP_K: OpDef = OpDef {
     grad: Grad::Rule(grad_top_k),
     cost: |cx| cx.work(10 * cx.elements(0)),
     memory: top_k_memory,
-    ..standard("TopK", onnx(11, 11), OpClass::Selection, BatchAxes::Mixed)
+    ..standard(
+        "TopK",
+        onnx(11, 11),
+        OpClass::Selection,
+        BatchAxes::AlongAxis,
+    )
 };
 
 fn infer_top_k(cx: &InferCx) -> Result<Vec<Ty>> {

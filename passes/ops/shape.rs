@@ -451,6 +451,7 @@ pub static STOP_GRADIENT: OpDef = OpDef {
     grad: Grad::Zero("it is what stops the gradient"),
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
+    axes: BatchAxes::Pointwise,
     ..our_mixed("StopGradient", |cx| {
         Ok(vec![cx.b.op(&IDENTITY, &[cx.x(0)])?])
     })

@@ -48,7 +48,7 @@ pub static SLICE: OpDef = OpDef {
             slice_strides(&x.strides, &sliced_axes(cx, steps.len()), steps)
         })
     },
-    ..layout("Slice", onnx(10, 13), BatchAxes::Mixed, infer_slice)
+    ..layout("Slice", onnx(10, 13), BatchAxes::Sliced, infer_slice)
 };
 
 /// A walk backward is a flip of the walk forward, which is made row-major first.

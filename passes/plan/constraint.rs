@@ -91,7 +91,7 @@ impl Constraints {
             if op.must_recompute && forced.is_none() {
                 *forced = Some(Forced {
                     constraint: Constraint::Recompute,
-                    by: "the cost graph asks for it".into(),
+                    by: "the graph asks for it".into(),
                 });
             }
         }

@@ -100,7 +100,7 @@ impl GraphProblem {
                     .filter_map(|slot| node.ins[*slot].as_ref().map(index))
                     .collect(),
                 recomputable: node.op.effect.recomputable(),
-                must_recompute: false,
+                must_recompute: node.must_recompute(),
                 ordered: !matches!(node.op.effect, Effect::Pure),
                 layer: None,
             });

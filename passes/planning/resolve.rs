@@ -51,7 +51,7 @@ impl<'a> Subject<'a> {
 /// `error[selection]` for a pattern or op that matches nothing, and for a recomputation that is impossible.
 pub fn resolve(overrides: &PolicyOverrides, subject: &Subject) -> Result<Constraints> {
     let annotations = subject.annotations;
-    let mut constraints = Constraints::none(annotations);
+    let mut constraints = Constraints::of(subject.problem, annotations);
     if overrides.is_empty() {
         return Ok(constraints);
     }

@@ -69,6 +69,12 @@ impl Maker<'_> {
             In::Int(v) => return Some(b.int(v)),
             In::Table(dims, v) => return Some(b.constant("table", ints(DType::I64, dims, v))),
             In::Bytes(dims, v) => return Some(b.constant("bytes", ints(DType::U8, dims, v))),
+            In::Narrow(dims) => {
+                let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
+                let count = dims.iter().product::<u64>();
+                let zeros = (0..count).map(|_| 0.0);
+                return Some(b.constant("narrow", Tensor::rounded(DType::BF16, &dims, zeros)));
+            }
             In::Bools(dims, v) => return Some(b.constant("mask", ints(DType::Bool, dims, v))),
             In::Scalar(v) => return Some(b.scalar(self.dtype, v)),
         };

@@ -227,6 +227,7 @@ impl<'a> Parser<'a> {
         } else if self.s.eat_word("buffer") {
             origin.is_parameter = Some(false);
         }
+        origin.is_persistent = self.s.eat_word("persistent");
         origin.frozen = self.s.eat_word("frozen");
         if self.s.eat_word("folded") {
             origin.folded_from = self.names()?;

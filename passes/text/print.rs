@@ -306,6 +306,9 @@ impl Printer<'_> {
             Some(false) => self.out.push_str(" buffer"),
             None => {}
         }
+        if origin.is_persistent {
+            self.out.push_str(" persistent");
+        }
         if origin.frozen {
             self.out.push_str(" frozen");
         }

@@ -44,21 +44,20 @@ const WORDS: [(&str, Loss); 6] = [
     ("vjp", Loss::Vjp),
 ];
 
+const EXPECTED: &str = "causal-lm, cross-entropy, nll, mse, vjp or the name of a scalar output";
+
 impl Loss {
-    /// Parses the value of `--loss`.
+    /// Parses the value of `--loss`. A word that is no loss is the name of an output, with or without `output:`.
     ///
     /// # Errors
-    /// A word that is no loss.
+    /// An empty name.
     pub fn parse(text: &str) -> Result<Loss> {
         let named = WORDS.into_iter().find(|(word, _)| *word == text);
-        let output = || text.strip_prefix("output:").filter(|name| !name.is_empty());
-        named
-            .map(|(_, loss)| loss)
-            .or_else(|| Some(Loss::Output(output()?.into())))
-            .ok_or_else(|| {
-                Error::usage("loss", format!("there is no loss `{text}`"))
-                    .expected("causal-lm, cross-entropy, nll, mse, output:NAME or vjp")
-            })
+        match (named, text.strip_prefix("output:").unwrap_or(text)) {
+            (Some((_, loss)), _) => Ok(loss),
+            (None, "") => Err(Error::usage("loss", "the loss has no name").expected(EXPECTED)),
+            (None, name) => Ok(Loss::Output(name.into())),
+        }
     }
 }
 
@@ -132,10 +131,12 @@ pub fn add_loss(graph: &mut Graph, loss: &Loss) -> Result<Seeds> {
             let name = |v: &ValueId| graph.value(*v).name.as_str();
             let Some(value) = outputs.iter().find(|v| name(v) == wanted).copied() else {
                 let known: Vec<&str> = outputs.iter().map(name).collect();
-                return Err(
-                    Error::usage("loss", format!("the model has no output `{wanted}`"))
-                        .found(format!("outputs {}", known.join(", "))),
-                );
+                return Err(Error::usage(
+                    "loss",
+                    format!("`{wanted}` is no loss, and no output of the model"),
+                )
+                .expected(EXPECTED)
+                .found(format!("outputs {}", known.join(", "))));
             };
             if !is_scalar(graph, value) || !graph.ty(value).dtype.is_float() {
                 let what = format!("output `{wanted}` is not a floating-point scalar");

@@ -16,6 +16,7 @@ pub mod rng_streams;
 pub mod saved_attention;
 pub mod simplify;
 pub mod sizes;
+pub mod stop_gradient;
 pub mod tie;
 pub mod tile;
 pub mod widen;

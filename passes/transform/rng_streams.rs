@@ -12,6 +12,24 @@ use crate::ops::random::{SEED, key_slots};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Returns the graph input that random ops draw by, which is added if there is none.
+///
+/// # Errors
+/// Another value has its name.
+pub(super) fn seed_input(graph: &mut Graph) -> Result<ValueId> {
+    let ty = Ty::scalar(DType::I64);
+    let mut inputs = graph.inputs().iter().copied();
+    match inputs.find(|v| graph.value(*v).name == SEED) {
+        Some(seed) if *graph.ty(seed) == ty => Ok(seed),
+        None if !graph.has_value_name(SEED) => Ok(graph.add_input(SEED, Some(ty))),
+        _ => Err(Error::usage(
+            "rng",
+            format!("`{SEED}` is taken, and new random ops need it for the seed"),
+        )
+        .help("rename it in the model, or leave out dropout= and --stochastic-rounding")),
+    }
+}
+
 /// The value of `--rng-stream`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RngStream {

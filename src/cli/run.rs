@@ -20,6 +20,7 @@ use ckpt_passes::analysis::gradients::{STEP, counts_steps, training_outputs};
 use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
 use ckpt_passes::ir::op::Effect;
 use ckpt_passes::ir::{Graph, Tensor, ValueId};
+use ckpt_passes::transform::optimizer::GRAD_NORM;
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -51,6 +52,8 @@ struct Report {
     /// Attention nodes by kernel, gradients and copies included.
     attention: AttentionKernels,
     peak_at: Option<String>,
+    /// The norm of all gradients of the last step before clipping; null where the graph does not compute it.
+    grad_norm: Option<f64>,
     step_time_us: u64,
     /// Processor time of all threads, of the median step.
     step_cpu_us: u64,
@@ -133,7 +136,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let mut last = None;
     for step in 1..=args.steps {
         let is_wanted = step == args.steps && args.outputs.is_some();
-        let run = session.step(&feed.inputs, &|_| is_wanted)?;
+        let run = session.step(&feed.inputs, &|name| is_wanted || name == GRAD_NORM)?;
         if let Some(n) = feed.inputs.get_mut(STEP).filter(|_| counts_steps) {
             *n = Tensor::int(n.get_i64(0).unwrap_or(0).saturating_add(1));
         }
@@ -212,6 +215,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         device: execution.on.device.to_string(),
         attention: run.attention,
         peak_at: run.peak_at,
+        grad_norm: run.outputs.get(GRAD_NORM).and_then(|norm| norm.get_f64(0)),
         step_time_us: median(&steps, |s| s.time_us),
         step_cpu_us: median(&steps, |s| s.cpu_us),
         warm_up: args.warm_up,
@@ -260,8 +264,11 @@ impl Report {
         };
         let attention = self.attention.line();
         let attention = attention.map_or(String::new(), |line| format!("{line}\n"));
+        let norm = self.grad_norm.map_or(String::new(), |norm| {
+            format!("norm of the gradients before clipping: {norm:.4}\n")
+        });
         format!(
-            "peak {} measured, {}{} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}step {:.3} ms\n",
+            "peak {} measured, {}{} predicted; {} of it resident throughout\nreached at {}\n{workspace}{attention}{norm}step {:.3} ms\n",
             bytes(self.measured_peak_bytes),
             at_most(self.peak_is_bound),
             bytes(self.predicted_peak_bytes),

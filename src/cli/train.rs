@@ -142,6 +142,7 @@ fn options(args: &TrainArgs) -> TrainOptions {
         attention: args.kernels.attention,
         offload_dir: args.offload_dir.clone(),
         ranks: None,
+        trace: args.trace.clone(),
         stop: Arc::default(),
     }
 }
@@ -188,6 +189,14 @@ fn human(done: &Trained) -> String {
             "peak {} measured, {} predicted",
             bytes(done.peak_bytes),
             bytes(done.predicted_peak_bytes)
+        );
+    }
+    if done.seconds > 0.0 {
+        let _ = writeln!(
+            out,
+            "waited {:.2} % of that time for data, and {:.2} s for checkpoints",
+            100.0 * done.data_seconds / done.seconds,
+            done.checkpoint_seconds
         );
     }
     for rank in &done.ranks {

@@ -102,6 +102,9 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
             if let Some(is_parameter) = origin.is_parameter {
                 tell(keys::PARAMETER, &is_parameter.to_string());
             }
+            if origin.is_persistent {
+                tell(keys::PERSISTENT, "true");
+            }
             if origin.frozen {
                 tell(keys::FROZEN, "true");
             }

@@ -5,7 +5,7 @@
 //!
 //! | target | content |
 //! |---|---|
-//! | [`Target::Safetensors`] | all parameters under the framework's names and in its layout, tied names included |
+//! | [`Target::Safetensors`] | all parameters and buffers under the framework's names and in its layout, tied names included |
 //! | [`Target::Onnx`] | the model itself with new weights ([`onnx`]) |
 //! | [`Target::Peft`] | the adapters alone, as PEFT saves them ([`peft`]) |
 //!
@@ -17,10 +17,11 @@ pub mod onnx;
 pub mod peft;
 pub mod weights;
 
-use crate::emit::file::{Batch, refuse_overwrite};
+use crate::emit::file::refuse_overwrite;
 use crate::frontend::given::Given;
 use crate::frontend::load;
-use crate::tensors::{self, Tensors};
+use crate::tensors::Tensors;
+use crate::tensors::framework::{state_dict, transposed};
 use ckpt_passes::analysis::gradients::has_backward;
 use ckpt_passes::ir::{Graph, Tensor, ValueId};
 use ckpt_passes::transform::infer::infer;
@@ -28,8 +29,9 @@ use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::{Error, Result};
 use merge::Adapter;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
-use weights::Copies;
+use weights::{Copies, New};
 
 /// A form in which weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +69,8 @@ pub struct Export {
     source: PathBuf,
     /// The model, typed, with the weights of its file.
     graph: Graph,
-    /// New contents of initializers, in the layout of the graph. Adapters are not in them.
-    changed: BTreeMap<ValueId, Tensor>,
+    /// New contents of initializers. Adapters are not in them.
+    changed: BTreeMap<ValueId, New>,
     /// The initializers that training has a value for.
     given: BTreeSet<ValueId>,
     /// Copies of tied weights, which follow the weight.
@@ -139,46 +141,68 @@ impl Export {
         (self.changed.len(), self.adapters.len())
     }
 
-    /// Returns all parameters under the framework's names and in its layout, with adapters merged.
-    ///
-    /// # Errors
-    /// A weight whose file is absent.
-    pub fn parameters(&self) -> Result<Tensors> {
-        weights::in_framework(&self.merged_graph()?)
+    /// Returns an initializer with its new content, which is made when it is asked for. A copy of a tied weight follows it.
+    fn tensor(&self, id: ValueId) -> Result<Tensor> {
+        let is_adapted = |id: ValueId| self.adapters.iter().any(|a| a.weight == id);
+        if !is_adapted(id)
+            && let Some((of, is_turned)) = self.copied(id, &is_adapted)
+        {
+            return Ok(turned(self.tensor(of)?, is_turned));
+        }
+        let mut tensor = self.unmerged(id)?;
+        for adapter in self.adapters.iter().filter(|a| a.weight == id) {
+            tensor = adapter.merged(&tensor)?;
+        }
+        Ok(tensor)
+    }
+
+    /// Returns an initializer with its new content, without adapters.
+    fn unmerged(&self, id: ValueId) -> Result<Tensor> {
+        if let Some(new) = self.changed.get(&id) {
+            return Ok(new.tensor());
+        }
+        // A copy that has a value of its own keeps it.
+        let is_changed = |of: ValueId| self.changed.contains_key(&of);
+        let copied = self.copied(id, &is_changed);
+        if let Some((of, is_turned)) = copied.filter(|_| !self.given.contains(&id)) {
+            return Ok(turned(self.changed[&of].tensor(), is_turned));
+        }
+        let value = self.graph.value(id);
+        let tensor = value.tensor().filter(|tensor| tensor.bytes().is_some());
+        tensor.cloned().ok_or_else(|| {
+            let what = format!("the file that holds `{}` is absent", value.name);
+            Error::environment("weights", what)
+        })
+    }
+
+    /// Returns a weight that `id` is a copy of, and whether it is its transpose.
+    fn copied(&self, id: ValueId, wanted: &dyn Fn(ValueId) -> bool) -> Option<(ValueId, bool)> {
+        let mut ties = self.copies.iter();
+        let found = ties.find(|(of, copy, _)| *copy == id && wanted(*of));
+        found.map(|(of, _, is_turned)| (*of, *is_turned))
     }
 
     /// Returns the model with new weights.
     fn merged_graph(&self) -> Result<Graph> {
         let mut graph = self.graph.clone();
-        let mut values = self.changed.clone();
-        for id in self.changed.keys() {
-            weights::follow(&self.copies, *id, &mut values);
-        }
-        // A copy that has a value of its own keeps it.
-        values.retain(|id, _| !self.given.contains(id) || self.changed.contains_key(id));
-        values.extend(self.changed.clone());
-        for adapter in &self.adapters {
-            let own = values
-                .get(&adapter.weight)
-                .or(graph.value(adapter.weight).tensor());
-            let weight = own.ok_or_else(|| Error::bug("lora", "an adapter of no weight"))?;
-            values.insert(adapter.weight, adapter.merged(weight)?);
-            weights::follow(&self.copies, adapter.weight, &mut values);
-        }
-        for (id, tensor) in values {
-            graph.set_init(id, tensor);
+        let own = self.changed.keys().copied();
+        let mut new: BTreeSet<ValueId> =
+            own.chain(self.adapters.iter().map(|a| a.weight)).collect();
+        let copies = self.copies.iter().filter(|(of, ..)| new.contains(of));
+        let copies: Vec<ValueId> = copies.map(|(_, copy, _)| *copy).collect();
+        new.extend(copies);
+        for id in new {
+            graph.set_init(id, self.tensor(id)?);
         }
         Ok(graph)
     }
 
     fn write_safetensors(&self, output: &Path) -> Result<Vec<PathBuf>> {
         refuse_overwrite(output, std::slice::from_ref(&self.source))?;
-        // `transformers` asks which framework wrote a file.
-        let meta = [("format".to_string(), "pt".to_string())];
-        let bytes = tensors::safetensors::write_with(&self.parameters()?, meta.into())?;
-        let mut batch = Batch::new();
-        batch.add(output, |out| out.write_all(&bytes))?;
-        batch.publish()?;
+        state_dict(&self.graph)?.write(output, &mut |entry, write| {
+            let tensor = self.tensor(entry.initializer).map_err(io::Error::other)?;
+            write(tensor.bytes().map_or(&[], |bytes| bytes))
+        })?;
         Ok(vec![output.into()])
     }
 
@@ -195,4 +219,11 @@ impl Export {
         }
         peft::write(&self.graph, &self.adapters, lora, folder)
     }
+}
+
+fn turned(tensor: Tensor, is_turned: bool) -> Tensor {
+    is_turned
+        .then(|| transposed(&tensor))
+        .flatten()
+        .unwrap_or(tensor)
 }

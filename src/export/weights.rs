@@ -9,7 +9,7 @@ use crate::tensors::framework::transposed;
 use ckpt_passes::analysis::params::{Selection, parameters};
 use ckpt_passes::analysis::tied_weights::{TieRequest, ties};
 use ckpt_passes::error::near::nearest;
-use ckpt_passes::ir::{Graph, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Graph, Tensor, ValueId};
 use ckpt_passes::transform::optimizer::{STATES, UPDATED};
 use ckpt_passes::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +19,30 @@ pub struct Matched {
     /// The initializers that have a value among the tensors.
     pub given: BTreeSet<ValueId>,
     /// New contents of the initializers that differ from the model's.
-    pub changed: BTreeMap<ValueId, Tensor>,
+    pub changed: BTreeMap<ValueId, New>,
     /// What the user should know.
     pub warnings: Vec<String>,
+}
+
+/// New contents of an initializer. They stay as they were given, for example pages of a file, until they are read.
+#[derive(Clone, Debug)]
+pub struct New {
+    given: Tensor,
+    transposed: bool,
+    dtype: DType,
+}
+
+impl New {
+    /// Returns the contents in the layout and type of the initializer.
+    pub fn tensor(&self) -> Tensor {
+        let turned = self.transposed.then(|| transposed(&self.given)).flatten();
+        let tensor = turned.unwrap_or_else(|| self.given.clone());
+        if tensor.dtype == self.dtype {
+            return tensor;
+        }
+        let numbers = (0..tensor.elements() as usize).filter_map(|i| tensor.get_f64(i));
+        Tensor::rounded(self.dtype, &tensor.dims, numbers)
+    }
 }
 
 /// A name of an initializer.
@@ -37,7 +58,7 @@ struct Named {
 pub fn matched(graph: &Graph, tensors: &Tensors) -> Result<Matched> {
     let names = names(graph);
     let mut warnings = Vec::new();
-    let mut found: BTreeMap<ValueId, (String, Tensor)> = BTreeMap::new();
+    let mut found: BTreeMap<ValueId, (String, New)> = BTreeMap::new();
     let mut unknown = Vec::new();
     for (name, tensor) in tensors {
         let plain = name.strip_suffix(UPDATED).unwrap_or(name);
@@ -47,16 +68,16 @@ pub fn matched(graph: &Graph, tensors: &Tensors) -> Result<Matched> {
             }
             continue;
         };
-        let tensor = fitted(graph, plain, named, tensor)?;
+        let new = fitted(graph, plain, named, tensor)?;
         match found.get(&named.id) {
-            Some((other, first)) if first.bytes() != tensor.bytes() => {
+            Some((other, first)) if first.tensor().bytes() != new.tensor().bytes() => {
                 let what =
                     format!("`{plain}` and `{other}` are one weight and hold different values");
                 return Err(Error::usage("weights", what));
             }
             Some(_) => {}
             None => {
-                found.insert(named.id, (plain.into(), tensor));
+                found.insert(named.id, (plain.into(), new));
             }
         }
     }
@@ -70,12 +91,12 @@ pub fn matched(graph: &Graph, tensors: &Tensors) -> Result<Matched> {
             unknown.len()
         ));
     }
-    let differs = |id: &ValueId, new: &Tensor| {
+    let differs = |id: &ValueId, new: &New| {
         let old = graph.value(*id).tensor();
-        old.is_none_or(|old| old.bytes().is_none() || old.bytes() != new.bytes())
+        old.is_none_or(|old| old.bytes().is_none() || old.bytes() != new.tensor().bytes())
     };
     let given = found.keys().copied().collect();
-    let changed = found.into_iter().map(|(id, (_, tensor))| (id, tensor));
+    let changed = found.into_iter().map(|(id, (_, new))| (id, new));
     Ok(Matched {
         given,
         changed: changed.filter(|(id, new)| differs(id, new)).collect(),
@@ -114,31 +135,33 @@ fn names(graph: &Graph) -> BTreeMap<String, Named> {
     names
 }
 
-/// Returns a tensor in the layout and type of an initializer.
-fn fitted(graph: &Graph, name: &str, named: &Named, given: &Tensor) -> Result<Tensor> {
-    let absent = || Error::environment("weights", format!("the content of `{name}` is absent"));
-    let tensor = match named.transposed {
-        true => transposed(given).ok_or_else(|| misfit(graph, name, named, given))?,
-        false => given.clone(),
-    };
+/// Checks that a tensor fits an initializer.
+fn fitted(graph: &Graph, name: &str, named: &Named, given: &Tensor) -> Result<New> {
+    if given.bytes().is_none() {
+        let what = format!("the content of `{name}` is absent");
+        return Err(Error::environment("weights", what));
+    }
     let own = graph.value(named.id).tensor();
     let own = own.ok_or_else(|| Error::bug("weights", "a name of no initializer"))?;
-    if own.dims != tensor.dims {
+    let mut dims = given.dims.clone();
+    if named.transposed {
+        dims.reverse();
+    }
+    if own.dims != dims {
         return Err(misfit(graph, name, named, given));
     }
-    match (own.dtype, tensor.dtype) {
-        (a, b) if a == b => Ok(tensor),
-        (to, from) if to.is_float() && from.is_float() => {
-            tensor.bytes().ok_or_else(absent)?;
-            let numbers = (0..tensor.elements() as usize).filter_map(|i| tensor.get_f64(i));
-            Ok(Tensor::rounded(to, &tensor.dims, numbers))
-        }
-        (to, from) => Err(
+    if own.dtype != given.dtype && !(own.dtype.is_float() && given.dtype.is_float()) {
+        return Err(
             Error::usage("weights", format!("`{name}` has another element type"))
-                .expected(to.to_string())
-                .found(from.to_string()),
-        ),
+                .expected(own.dtype.to_string())
+                .found(given.dtype.to_string()),
+        );
     }
+    Ok(New {
+        given: given.clone(),
+        transposed: named.transposed,
+        dtype: own.dtype,
+    })
 }
 
 fn misfit(graph: &Graph, name: &str, named: &Named, tensor: &Tensor) -> Box<Error> {
@@ -171,47 +194,4 @@ pub fn copies(graph: &Graph) -> Result<Copies> {
         .iter()
         .flat_map(|t| [(t.kept, t.copy), (t.copy, t.kept)].map(|(a, b)| (a, b, t.transposed)));
     Ok(each.collect())
-}
-
-/// Gives the copies of a weight its value, which training knows once.
-pub fn follow(copies: &Copies, weight: ValueId, values: &mut BTreeMap<ValueId, Tensor>) {
-    let Some(new) = values.get(&weight).cloned() else {
-        return;
-    };
-    for (_, copy, turned) in copies.iter().filter(|(from, ..)| *from == weight) {
-        let turned = match turned {
-            true => transposed(&new),
-            false => Some(new.clone()),
-        };
-        values.extend(turned.map(|tensor| (*copy, tensor)));
-    }
-}
-
-/// Returns all parameters of a graph under the framework's names and in its layout. A weight of several names is there
-/// under each.
-///
-/// # Errors
-/// A weight whose file is absent.
-pub fn in_framework(graph: &Graph) -> Result<Tensors> {
-    let mut all = Tensors::new();
-    let all_known = parameters(graph, &Selection::default())?.into_iter();
-    // The framework has no such parameter; the reader has told of it.
-    for parameter in all_known.filter(|p| p.folded_from.is_empty()) {
-        let Some(tensor) = graph.value(parameter.value).tensor() else {
-            continue;
-        };
-        let name = &parameter.name;
-        let absent =
-            || Error::environment("weights", format!("the file that holds `{name}` is absent"));
-        tensor.bytes().ok_or_else(absent)?;
-        let turned = match parameter.transposed {
-            true => transposed(tensor),
-            false => None,
-        };
-        let own = turned.unwrap_or_else(|| tensor.clone());
-        for name in parameter.aliases.iter().chain([&parameter.name]) {
-            all.insert(name.clone(), own.clone());
-        }
-    }
-    Ok(all)
 }

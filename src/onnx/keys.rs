@@ -12,6 +12,8 @@ pub const NAMES: &str = "ckpt.names";
 pub const TRANSPOSED: &str = "ckpt.transposed";
 /// Whether an initializer is a parameter; absent where that is not known.
 pub const PARAMETER: &str = "ckpt.parameter";
+/// `true` for a buffer that the framework saves with the parameters.
+pub const PERSISTENT: &str = "ckpt.persistent";
 /// `true` for a parameter that the framework froze.
 pub const FROZEN: &str = "ckpt.frozen";
 /// A JSON list: the framework's parameters from which an exporter computed an initializer that is none of them.

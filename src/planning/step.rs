@@ -58,6 +58,7 @@ impl TrainingStep {
             (!request.dims.is_empty(), "--dim"),
             (!given.inputs.is_empty(), "--input"),
             (!request.drop_outputs.is_empty(), "--drop-output"),
+            (!request.stop_gradients.is_empty(), "--stop-gradient"),
             (!request.rng_streams.is_empty(), "--rng-stream"),
             (
                 request.selection != Default::default(),

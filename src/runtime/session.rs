@@ -312,6 +312,17 @@ impl<'g> Session<'g> {
         Ok(given)
     }
 
+    /// Returns the bytes that the plan predicts after each node of a step on these inputs, static bytes included.
+    ///
+    /// # Errors
+    /// Inputs that do not fit the graph.
+    pub fn timeline_bytes(&self, inputs: &BTreeMap<String, Tensor>) -> Result<Vec<u64>> {
+        let specialization = self.program.specialization(&self.given(inputs)?)?;
+        let memory = &specialization.memory;
+        let above_static = memory.timeline_bytes.iter();
+        Ok(above_static.map(|b| memory.static_bytes + b).collect())
+    }
+
     /// Runs once. The first run on a device is repeated, so that libraries have their workspaces before anything is measured.
     ///
     /// # Errors

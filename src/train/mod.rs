@@ -1,7 +1,7 @@
 //! Training end to end: data in, a curve going down, checkpoints, weights out.
 //!
 //! `trainer` is the loop. `data` makes batches from files, [`schedule`] learning rates, `checkpoint` and `saver` what survives a
-//! crash, [`metrics`] one line for each step, `events` the same for TensorBoard, `page` the curves, `evaluation` the loss on
+//! crash, [`metrics`] one line for each step, `events` the same for TensorBoard, `page` the curves, `spans` where the time goes, `evaluation` the loss on
 //! other data, `weights` what the framework loads. All but a few need feature `torch`.
 
 #[cfg(feature = "torch")]
@@ -25,6 +25,7 @@ mod saver;
 pub mod schedule;
 #[cfg(feature = "torch")]
 mod slices;
+mod spans;
 #[cfg(feature = "torch")]
 pub mod trainer;
 #[cfg(feature = "torch")]

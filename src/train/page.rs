@@ -44,6 +44,20 @@ fn line(
     }
 }
 
+/// Returns the bytes alive over the nodes of a step: of each few nodes the most.
+fn memory_of_step(timeline_bytes: &[u64]) -> Line {
+    let every = timeline_bytes.len().div_ceil(MAX_POINTS).max(1);
+    let most = |part: &[u64]| part.iter().max().copied().unwrap_or(0) as f64;
+    let points = timeline_bytes.chunks(every).enumerate();
+    Line {
+        name: "predicted bytes after each node",
+        colour: "--budget",
+        points: points
+            .map(|(i, part)| ((i * every) as f64, most(part)))
+            .collect(),
+    }
+}
+
 /// Returns a section with a chart; nothing without points.
 fn chart(title: &str, lines: &[Line], label: &dyn Fn(f64) -> String) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
@@ -70,7 +84,7 @@ fn chart(title: &str, lines: &[Line], label: &dyn Fn(f64) -> String) -> String {
     }
     let _ = write!(
         out,
-        "</p>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title} by step\" style=\"width: 100%; font-size: 12px\">\n"
+        "</p>\n<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\" style=\"width: 100%; font-size: 12px\">\n"
     );
     for tick in up.ticks() {
         let (y, text) = (at_y(*tick), label(*tick));
@@ -105,8 +119,8 @@ fn chart(title: &str, lines: &[Line], label: &dyn Fn(f64) -> String) -> String {
     out + "</svg></section>\n"
 }
 
-/// Returns the page of a run.
-pub fn page(steps: &[StepMetrics]) -> String {
+/// Returns the page of a run, whose steps have this memory over their nodes.
+pub fn page(steps: &[StepMetrics], timeline_bytes: &[u64]) -> String {
     let plain = |x: f64| {
         format!("{x:.4}")
             .trim_end_matches('0')
@@ -136,6 +150,11 @@ pub fn page(steps: &[StepMetrics]) -> String {
     let body = [
         chart("Loss", &loss, &plain),
         chart("Peak of memory", &memory, &of_bytes),
+        chart(
+            "Memory within a step, by node",
+            &[memory_of_step(timeline_bytes)],
+            &of_bytes,
+        ),
         chart("Learning rate", &rate, &|x| format!("{x:.1e}")),
         chart("Norm of the gradients", &norm, &plain),
         chart("Tokens per second", &speed, &|x| format!("{x:.0}")),
@@ -196,10 +215,12 @@ mod tests {
             ..StepMetrics::default()
         };
         let steps: Vec<StepMetrics> = (1..=5000).map(step).collect();
-        let page = page(&steps);
+        let timeline_bytes: Vec<u64> = (0..20_000).map(|i| i % 7 * 1024).collect();
+        let page = page(&steps, &timeline_bytes);
         for title in [
             "Loss",
             "Peak of memory",
+            "Memory within a step, by node",
             "Learning rate",
             "Tokens per second",
         ] {
@@ -207,6 +228,6 @@ mod tests {
         }
         assert!(!page.contains("Norm of the gradients") && !page.contains("NaN"));
         assert!(page.len() < 100_000, "{} bytes", page.len());
-        assert!(super::page(&[]).contains("</html>"));
+        assert!(super::page(&[], &[]).contains("</html>"));
     }
 }

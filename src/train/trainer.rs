@@ -16,7 +16,8 @@ use super::peers::{Peers, RankPeak};
 use super::saver::Saver;
 use super::schedule::Schedule;
 use super::slices::{first_masters, own_states};
-use super::weights;
+use super::spans::{Span, Spans};
+use super::weights::{self, Buffers};
 use crate::attention::Attention;
 use crate::comparison::ready;
 use crate::emit::file::write_whole;
@@ -37,6 +38,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph, ValueId};
 use ckpt_passes::plan::Policy;
+use ckpt_passes::transform::optimizer::{FOUND_INF, GRAD_NORM};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -95,6 +97,8 @@ pub struct TrainOptions {
     pub offload_dir: Option<PathBuf>,
     /// This rank of several that train the graph, and where the others are.
     pub ranks: Option<RankOptions>,
+    /// The file that gets a trace of the run: what each step waited for.
+    pub trace: Option<PathBuf>,
     /// Ends the run after the step that is under way, once it is true.
     pub stop: Arc<AtomicBool>,
 }
@@ -118,6 +122,7 @@ impl Default for TrainOptions {
             attention: Attention::default(),
             offload_dir: None,
             ranks: None,
+            trace: None,
             stop: Arc::default(),
         }
     }
@@ -161,6 +166,10 @@ pub struct Trained {
     pub perplexity: Option<f64>,
     /// Elapsed time of this run's steps.
     pub seconds: f64,
+    /// Of it, the time that steps waited for data.
+    pub data_seconds: f64,
+    /// The time for which steps waited for checkpoints, beside `seconds`.
+    pub checkpoint_seconds: f64,
     /// The largest measured peak.
     pub peak_bytes: u64,
     /// The largest predicted one.
@@ -184,6 +193,7 @@ pub struct Trainer {
     is_as_written: bool,
     /// A hash of the model, its loss and its optimizer.
     identity: String,
+    buffers: Buffers,
     /// What the plan costs, where it was made here.
     pub summary: Option<Summary>,
     /// What reading and planning had to say.
@@ -191,9 +201,9 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Reads a model and plans its training step. Without an optimizer in the request, AdamW updates each parameter as soon as
-    /// its gradient is complete; without outputs to drop, all but the loss are dropped. A training graph that updates its
-    /// parameters is taken as it is.
+    /// Reads a model and plans its training step. The updates of the request are completed by
+    /// [`UpdateOptions::for_training`](ckpt_passes::transform::optimizer::UpdateOptions::for_training); without outputs to drop,
+    /// all but the loss are dropped. A training graph that updates its parameters is taken as it is.
     ///
     /// # Errors
     /// A file that cannot be read; what any pass refuses; a graph without a loss or an update.
@@ -204,15 +214,16 @@ impl Trainer {
             graph: Graph::new(""),
             is_as_written: false,
             identity: String::new(),
+            buffers: Buffers::default(),
             summary: None,
             warnings: std::mem::take(&mut model.warnings),
         };
         ready(&mut model.graph, path)?;
+        trainer.buffers = Buffers::of(&model.graph)?;
+        trainer.warnings.extend(trainer.buffers.warning());
         if updated(&model.graph).is_empty() {
             let mut request = request.clone();
-            if request.updates.optimizer.is_none() {
-                request.updates = request.updates.for_training();
-            }
+            request.updates = request.updates.for_training();
             // The gradients of float16 results would vanish.
             let graph = &model.graph;
             let has_f16 = graph
@@ -267,7 +278,7 @@ impl Trainer {
         let mut session = run.open()?;
         session.go_on(true);
         run.steps(&mut session)?;
-        run.finish(&self.source, &session)
+        run.finish(self, &session)
     }
 }
 
@@ -293,18 +304,19 @@ struct Run<'a> {
     eval: Option<(Graph, Batches)>,
     /// The checkpoint that the run goes on from.
     start: Option<Checkpoint>,
-    /// The optimizer states of the first step, until it runs; others are zeros.
+    /// The states that the first step reads.
     first_states: Option<Tensors>,
     manifest: Manifest,
     total: u64,
     /// Runs of the graph in a step.
     runs: u64,
-    /// Whether the graph was taken as it was written.
-    is_as_written: bool,
     /// The files that tell about steps, on the rank that leads.
     files: Option<(MetricsFile, EventFile)>,
     saver: Saver,
     peers: Option<Peers>,
+    spans: Spans,
+    /// Predicted bytes after each node of a step.
+    timeline_bytes: Vec<u64>,
     done: Trained,
 }
 
@@ -418,10 +430,11 @@ impl<'a> Run<'a> {
             manifest,
             total,
             runs,
-            is_as_written: trainer.is_as_written,
             files: leads.then(files).transpose()?,
             saver: Saver::new(checkpoints.clone(), peers.as_ref().map(|p| p.ranks.clone()))?,
             peers,
+            spans: Spans::new(options.trace.is_some()),
+            timeline_bytes: Vec::new(),
             done: Trained {
                 steps: resumed_from,
                 total_steps: total,
@@ -433,6 +446,8 @@ impl<'a> Run<'a> {
                 eval_loss: None,
                 perplexity: None,
                 seconds: 0.0,
+                data_seconds: 0.0,
+                checkpoint_seconds: 0.0,
                 peak_bytes: 0,
                 predicted_peak_bytes: 0,
                 model: None,
@@ -489,7 +504,9 @@ impl<'a> Run<'a> {
             let is_last = step == total;
             let is_due = |every: Option<u64>| every.is_some_and(|n| step.is_multiple_of(n.max(1)));
             if is_last || is_due(self.options.eval_every) {
+                let started = Instant::now();
                 metrics.eval_loss = self.evaluate(session).map_err(lost)?;
+                self.spans.add(Span::Evaluate, step, started);
                 metrics.perplexity = metrics.eval_loss.map(f64::exp);
                 self.done.eval_loss = metrics.eval_loss.or(self.done.eval_loss);
                 self.done.perplexity = metrics.perplexity.or(self.done.perplexity);
@@ -502,8 +519,11 @@ impl<'a> Run<'a> {
             (self.watch)(Event::Step(&metrics));
             let is_asked_to_stop = self.is_asked_to_stop().map_err(lost)?;
             if is_last || is_asked_to_stop || is_due(Some(save_every)) {
-                self.saver
-                    .save(self.graph, session, self.manifest.clone())?;
+                let started = Instant::now();
+                let manifest = self.manifest.clone();
+                self.saver.save(self.graph, session, manifest)?;
+                self.spans.add(Span::Save, step, started);
+                self.done.checkpoint_seconds += started.elapsed().as_secs_f64();
                 saved = step;
             }
             if is_asked_to_stop && !is_last {
@@ -541,6 +561,7 @@ impl<'a> Run<'a> {
             let waited = Instant::now();
             let batch = self.batch()?;
             metrics.data_seconds += waited.elapsed().as_secs_f64();
+            self.spans.add(Span::Data, step, waited);
             metrics.tokens += match &self.peers {
                 Some(peers) => match peers.sum(batch.tokens)? {
                     0 => return Err(data::no_label_counts()),
@@ -550,6 +571,7 @@ impl<'a> Run<'a> {
             };
             let mut inputs = batch.inputs;
             if let Some(states) = self.first_states.take() {
+                self.start = None;
                 inputs.extend(states);
             }
             let updates = step - self.manifest.skipped;
@@ -562,7 +584,12 @@ impl<'a> Run<'a> {
                 Number::LossScale => metrics.loss_scale,
                 Number::Seed => Some((seed & ((1 << 52) - 1)) as f64),
             })?;
+            let ran = Instant::now();
             let measured = self.run(session, &inputs, step)?;
+            self.spans.add(Span::Run, step, ran);
+            if self.timeline_bytes.is_empty() {
+                self.timeline_bytes = session.timeline_bytes(&inputs)?;
+            }
             self.take(&measured, &mut metrics, runs)?;
         }
         metrics.seconds = started.elapsed().as_secs_f64();
@@ -575,6 +602,7 @@ impl<'a> Run<'a> {
         done.steps = step;
         done.tokens = manifest.tokens;
         done.seconds += metrics.seconds;
+        done.data_seconds += metrics.data_seconds;
         done.first_loss = done.first_loss.or(Some(metrics.loss));
         done.last_loss = Some(metrics.loss);
         done.peak_bytes = done.peak_bytes.max(metrics.peak_bytes);
@@ -678,9 +706,9 @@ impl<'a> Run<'a> {
     }
 
     /// Writes the weights and the page.
-    fn finish(mut self, source: &(PathBuf, Given), session: &Session) -> Result<Trained> {
+    fn finish(mut self, trainer: &Trainer, session: &Session) -> Result<Trained> {
         if self.files.is_some() {
-            self.write(source, session)?;
+            self.write(trainer, session)?;
         }
         if let Some(peers) = &self.peers {
             self.done.ranks = peers.finish(self.done.peak_bytes, self.done.predicted_peak_bytes)?;
@@ -690,38 +718,36 @@ impl<'a> Run<'a> {
         Ok(self.done)
     }
 
-    fn write(&mut self, source: &(PathBuf, Given), session: &Session) -> Result<()> {
+    fn write(&mut self, trainer: &Trainer, session: &Session) -> Result<()> {
         if !self.done.is_interrupted {
             let path = self.options.out.join(weights::FILE);
             // A written training graph is not the model that adapters could be merged into: `convert` does that.
-            let lora = self
-                .graph
-                .meta
-                .get(keys::LORA)
-                .filter(|_| !self.is_as_written);
-            let notes = match lora {
-                Some(lora) => {
-                    let source = (source.0.as_path(), &source.1);
-                    weights::write_adapted(&self.options.out, source, (self.graph, session), lora)?
+            let has_adapters = self.graph.meta.contains_key(keys::LORA) && !trainer.is_as_written;
+            let notes = match self.saver.last().filter(|_| has_adapters) {
+                Some(saved) => {
+                    let source = (trainer.source.0.as_path(), &trainer.source.1);
+                    weights::write_adapted(&self.options.out, source, saved)
                 }
-                None => weights::write(&path, self.graph, session)?,
+                None => weights::write(&path, (self.graph, session), &trainer.buffers),
             };
-            for note in notes {
+            for note in notes.map_err(|e| self.with_checkpoint(e))? {
                 self.warn(note);
             }
             self.done.model = Some(path);
         }
         let steps = metrics::read(&self.options.out.join(metrics::FILE))?;
-        write_whole(
-            &self.options.out.join(page::FILE),
-            page::page(&steps).as_bytes(),
-        )
+        let page_file = self.options.out.join(page::FILE);
+        let written = write_whole(
+            &page_file,
+            page::page(&steps, &self.timeline_bytes).as_bytes(),
+        );
+        written.map_err(|e| self.with_checkpoint(e))?;
+        if let Some(path) = &self.options.trace {
+            self.spans.write(path)?;
+        }
+        Ok(())
     }
 }
-
-/// Names of outputs that a graph may have.
-const GRAD_NORM: &str = "grad_norm";
-const FOUND_INF: &str = "found_inf";
 
 /// Returns the loss, and the gradients that updates read unless they may overflow.
 fn expected_finite(graph: &Graph) -> Result<BTreeSet<ValueId>> {

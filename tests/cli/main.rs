@@ -30,3 +30,5 @@ mod support;
 mod terminal;
 #[cfg(feature = "torch")]
 mod training;
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod training_faults;

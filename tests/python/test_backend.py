@@ -116,12 +116,14 @@ def test_gradients_are_those_of_eager_bit_for_bit(budget: str) -> None:
     assert plan.peak_bytes - plan.static_bytes <= share * (plan.unplanned_peak_bytes - plan.static_bytes) + 1
 
 
-@pytest.mark.parametrize("budget", ["100%", "70%", "50%", "35%"])
-def test_the_peak_is_the_predicted_one(budget: str) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("budget", ["100%", "70%", "50%", "35%", "10%"])
+@pytest.mark.filterwarnings("ignore::ckpt_opt.PlanWarning")
+def test_the_peak_is_the_predicted_one(budget: str, dynamic: bool) -> None:
     torch.manual_seed(0)
     model = Net()
-    backend = ckpt_opt.backend(budget, inner="aot_eager")
-    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=backend)
+    backend = ckpt_opt.backend(budget, inner="aot_eager", on_infeasible="smallest")
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=backend, dynamic=dynamic)
     step(rows(2048)).backward()
     (plan,) = ckpt_opt.last_plans
     assert abs(measured_peak(step, model, rows(2048)) - (plan.peak_bytes - plan.static_bytes)) <= 64

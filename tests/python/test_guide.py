@@ -52,6 +52,11 @@ def test_the_guide_offloads() -> None:
     assert names["ckpt_opt"].last_plans[-1].offloaded
 
 
+def test_the_guide_computes_a_loss_in_chunks(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(next(block for block in blocks() if "tile_loss=" in block), {})
+    assert capsys.readouterr().out == "16\n"
+
+
 def test_the_callback_of_the_guide_plans_what_a_trainer_trains(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

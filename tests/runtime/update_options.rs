@@ -4,10 +4,15 @@
 use crate::optimizer::{compiled, dims, request, run_as, session};
 use crate::support::torch;
 
+use ckpt_opt::place::Place;
+use ckpt_opt::rng::Rng;
+use ckpt_opt::runtime::session::Session;
 use ckpt_opt::tensors::{Tensors, feed::Feed, random};
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::op::DeviceKind;
-use ckpt_passes::ir::{DType, Graph, Tensor};
+use ckpt_passes::ir::{Attrs, DType, Graph, Tensor, Ty};
+use ckpt_passes::ops::random::STOCHASTIC_ROUND;
+use ckpt_passes::ops::{Builder, EmitExt};
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 
@@ -95,9 +100,6 @@ fn close(found: &[f64], wanted: &[f64], share: f64, what: &str) {
 
 /// Gradients of the model at given weights.
 fn gradients(model: &Graph, inputs: &Tensors, weights: &Tensors) -> Vec<(String, Vec<f64>)> {
-    use ckpt_opt::place::Place;
-    use ckpt_opt::rng::Rng;
-    use ckpt_opt::runtime::session::Session;
     let session = Session::new(model, weights, None, Place::Cpu, Rng::default()).unwrap();
     let named = |name: &String| {
         let value = model.find_value(name);
@@ -127,6 +129,10 @@ fn every_option_gives_the_unplanned_bits_in_the_memory_predicted() {
         fuse: true,
         ..updates
     };
+    let by_chance = |updates| UpdateOptions {
+        stochastic_rounding: true,
+        ..updates
+    };
     let cases = [
         ("gpt2", clipped("adamw")),
         ("gpt2", summed(clipped("sgd:momentum=0.9"))),
@@ -150,6 +156,8 @@ fn every_option_gives_the_unplanned_bits_in_the_memory_predicted() {
                 ..fused(options("adamw"))
             },
         ),
+        ("llama32_bf16", by_chance(fused(options("adamw")))),
+        ("llama32_bf16", by_chance(summed(options("muon")))),
     ];
     let mut planned = 0;
     for (model, updates) in cases {
@@ -363,4 +371,75 @@ fn a_narrow_parameter_is_the_rounding_of_its_master() {
         }
     }
     assert!(finer > 1000, "{finer}");
+}
+
+/// Elements of one number that are rounded by chance.
+const ROUNDED: u64 = 1 << 14;
+
+fn rounded_by_chance(number: f32, seed: i64, device: DeviceKind) -> Vec<f64> {
+    let mut graph = Graph::new("g");
+    let ty = |dtype| Some(Ty::new(dtype, [(ROUNDED as i64).into()]));
+    let old = graph.add_input("old", ty(DType::BF16));
+    let new = graph.add_input("new", ty(DType::F32));
+    let key = graph.add_input("rng_seed", Some(Ty::scalar(DType::I64)));
+    let mut b = Builder::new(&mut graph);
+    let stream = b.int(9);
+    let ins = [old, new, key, stream];
+    let y = b.emit(&STOCHASTIC_ROUND, &ins, Attrs::new()).unwrap();
+    graph.set_outputs(vec![y]);
+    let mut session =
+        Session::new(&graph, &Tensors::new(), None, Place::Cpu, Rng::default()).unwrap();
+    session.use_blocks_of(device);
+    let of = |dtype, x: f32| Tensor::rounded(dtype, &[ROUNDED], (0..ROUNDED).map(|_| x.into()));
+    let inputs = [
+        ("old", of(DType::BF16, 7.0)),
+        ("new", of(DType::F32, number)),
+        ("rng_seed", Tensor::int(seed)),
+    ];
+    let inputs = inputs.map(|(name, tensor)| (name.to_string(), tensor));
+    let run = session.run(&inputs.into()).unwrap();
+    assert_eq!(run.peak_bytes, run.predicted_peak_bytes, "{device:?}");
+    numbers(run.outputs.values().next().unwrap())
+}
+
+#[test]
+fn rounding_by_chance_is_right_on_average() {
+    let _turn = torch::alone();
+    // The last two are halfway in the binades below and above a power of two, and next to one.
+    for number in [
+        1.001_f32,
+        -2.718_281_7,
+        1.0e-3,
+        3.0e30,
+        1.0,
+        0.0,
+        255.75,
+        -256.75,
+    ] {
+        let cut = |bits: u32| f64::from(f32::from_bits(bits));
+        let below = number.to_bits() & 0xffff_0000;
+        let (low, high) = (cut(below), cut(below + 0x1_0000));
+        let wide = f64::from(number);
+        let share = (wide - low) / (high - low);
+        let (mut sum, mut count) = (0.0, 0.0);
+        for seed in 0..8 {
+            let found = rounded_by_chance(number, seed, DeviceKind::Cpu);
+            assert_eq!(found, rounded_by_chance(number, seed, DeviceKind::Cuda));
+            for x in found {
+                assert!(x == low || (x == high && share > 0.0), "{x} of {number}");
+                sum += (x - low) / (high - low);
+                count += 1.0;
+            }
+        }
+        let deviation = (share * (1.0 - share) / count).sqrt();
+        let away = (sum / count - share).abs();
+        assert!(
+            away <= 5.0 * deviation,
+            "{number}: {share}, but {}",
+            sum / count
+        );
+    }
+    let of = |seed| rounded_by_chance(1.001, seed, DeviceKind::Cpu);
+    assert_eq!(of(3), of(3));
+    assert_ne!(of(3), of(4));
 }

@@ -259,7 +259,7 @@ def compared(name: str, peers: list[str]) -> tuple[list[Row], dict[str, Any]]:
         module = joint_of(model, inputs, stack)
         start = cpu_seconds()
         joint = Joint(module, 1)
-        graph = joint.cost_graph(Prices(measure=False, fused=False))
+        graph = joint.cost_graph(Prices(measure=False, fused=False), in_place=True)
         about = {
             "model": name,
             "ops": len(joint.ops),

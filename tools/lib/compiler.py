@@ -35,7 +35,7 @@ class Compiler:
     options: tuple[str, ...] = ()
     """More options of `optimize`."""
 
-    def call(self, *arguments: str | Path | int) -> str:
+    def call(self, *arguments: str | Path | float) -> str:
         """Runs one command and returns its stdout."""
         command = [str(self.binary), *map(str, arguments)]
         try:
@@ -52,7 +52,7 @@ class Compiler:
             raise refused
         return done.stdout
 
-    def call_json(self, *arguments: str | Path | int) -> dict:
+    def call_json(self, *arguments: str | Path | float) -> dict:
         text = self.call(*arguments, "--format", "json")
         try:
             return json.loads(text)

@@ -54,6 +54,13 @@ def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
 
+def cosine(step: int, warmup: int, steps: int) -> float:
+    """Returns the share of the learning rate in a step, as `get_cosine_schedule_with_warmup` of transformers does."""
+    if step < warmup:
+        return step / max(1, warmup)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))
+
+
 def batches(ids: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(ids.astype(np.int64)).reshape(-1, BATCH, SEQUENCE)
 
@@ -107,14 +114,7 @@ def compare_curve(compiler: Compiler, name: str, steps: int) -> tuple[float, flo
     assert len(metrics) == steps, f"{len(metrics)} steps instead of {steps}"
     model = MODELS[name]()
     optimizer = torch.optim.AdamW(groups(model), lr=lr)
-
-    def factor(step: int) -> float:
-        """`get_cosine_schedule_with_warmup` of transformers."""
-        if step < warmup:
-            return step / max(1, warmup)
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, warmup, steps))
     worst_loss = worst_rate = 0.0
     for batch, step in zip(batches(ids), metrics, strict=True):
         worst_rate = max(worst_rate, abs(step["lr"] - schedule.get_last_lr()[0]))

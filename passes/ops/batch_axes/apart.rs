@@ -13,8 +13,7 @@ use super::super::piecewise::PRELU;
 use super::super::pool::MAX_POOL;
 use super::super::rotary::ROTARY;
 use super::super::scan::CUM_SUM;
-use super::super::select::{ARG_MAX, ARG_MIN, TOP_K};
-use super::super::shape::STOP_GRADIENT;
+use super::super::select::{ARG_MAX, ARG_MIN};
 use super::super::slice::{SLICE, STEPS};
 use super::{Reason, permutation, reduced_axes};
 use crate::loss::CLASS_LOSS;
@@ -91,7 +90,7 @@ pub fn examples_apart(cx: &ApartCx, id: NodeId) -> Result<(), Reason> {
             let is_last = axis == -1 || axis == cx.graph.ty(x).rank() as i64;
             when(is_last && (cx.axis)(x) == Some(out[0]), MOVED)
         }
-        BatchAxes::ClassLossGrad | BatchAxes::Mixed => mixed(cx, node, &out),
+        BatchAxes::ClassLossGrad | BatchAxes::Sliced | BatchAxes::Mixed => mixed(cx, node, &out),
     }
 }
 
@@ -99,7 +98,7 @@ pub fn examples_apart(cx: &ApartCx, id: NodeId) -> Result<(), Reason> {
 fn mixed(cx: &ApartCx, node: &Node, out: &[usize]) -> Result<(), Reason> {
     let op = node.op;
     let is = |ops: &[&'static ckpt_ir::OpDef]| ops.contains(&op);
-    if is(&[&PRELU, &STOP_GRADIENT, &ROTARY, &CONSTANT_OF_SHAPE]) {
+    if is(&[&PRELU, &ROTARY, &CONSTANT_OF_SHAPE]) {
         return aligned(cx, node, out[0]);
     }
     if is(&[&CONV, &CONV_TRANSPOSE, &MAX_POOL, &CLASS_LOSS]) {
@@ -115,7 +114,7 @@ fn mixed(cx: &ApartCx, node: &Node, out: &[usize]) -> Result<(), Reason> {
             None => Ok(()),
         };
     }
-    if is(&[&CONCAT, &SPLIT, &ARG_MAX, &ARG_MIN, &TOP_K]) {
+    if is(&[&CONCAT, &SPLIT, &ARG_MAX, &ARG_MIN]) {
         return along(cx, node, out, node.attrs.int("axis"));
     }
     if is(&[&LAYER_NORM, &RMS_NORM]) {

@@ -23,17 +23,20 @@ pub struct CutCx<'a, 'g> {
     pub out_types: Vec<Ty>,
     /// How rows lie in operands and results.
     pub fit: &'a Fit,
-    /// The axes that the node reduces, if it does.
+    /// The axes that the node reduces or slices, if it does.
     pub axes: Option<Vec<usize>>,
     /// How many rows the parts have: an int64 vector of length 1.
     pub count: ValueId,
 }
 
-/// The axes that `node` reduces; `None` for other ops.
-pub fn reduces(graph: &Graph, contents: &Contents, node: &Node) -> Option<Vec<usize>> {
-    let x = node.ins.first().copied().flatten()?;
-    (node.op.axes == BatchAxes::Reduced)
-        .then(|| reduced_axes(node, graph.ty(x).rank(), contents))?
+/// The axes that `node` reduces or slices; `None` for other ops.
+pub fn own_axes(graph: &Graph, contents: &Contents, node: &Node) -> Option<Vec<usize>> {
+    let rank = graph.ty(node.operand(0)?).rank();
+    match node.op.axes {
+        BatchAxes::Reduced => reduced_axes(node, rank, contents),
+        BatchAxes::Sliced => sliced_axes(node, rank, contents),
+        _ => None,
+    }
 }
 
 /// Emits a node for some rows. A result with rows has them as its first axis; a sum over rows has the shape of the whole
@@ -89,6 +92,9 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
             cx.b.concat(&[cx.count, row], 0)?
         };
         cx.ins[1] = Some(shape);
+    } else if let (BatchAxes::Sliced, Some(axes)) = (op.axes, &cx.axes) {
+        let moved: Vec<i64> = axes.iter().map(|a| (a - lead_out + 1) as i64).collect();
+        cx.ins[3] = Some(cx.b.ints(&moved));
     } else if let Some(axes) = &cx.axes {
         let k = lead_in(0);
         let mut shifted: Vec<i64> = axes

@@ -4,7 +4,7 @@ use super::bound;
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::incremental_liveness::prune;
-use super::repair::{Style, repair};
+use super::repair::{Foresight, Style, repair};
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Random, WIDE_GAP, Work};
 use super::writer::with_drops;
@@ -15,6 +15,7 @@ pub struct Search<'a> {
     cap: i64,
     work: &'a mut Work,
     random: Random,
+    foresight: Foresight,
     /// Whether the answer is known to be the best.
     pub optimal: bool,
 }
@@ -34,7 +35,13 @@ const OTHERS: [(f64, u32, bool, bool); 7] = [
 ];
 
 /// The share of the whole cost above which a gap calls for them.
-const FAR_GAP: f64 = 0.01;
+pub const FAR_GAP: f64 = 0.01;
+
+/// How often a search begins again from the given order where the gap is that wide after half of the work, how many of these beginnings know the repeats
+/// of the plan so far ([`Foresight`]), and how much these count at most.
+const FAR_RESTARTS: f64 = 0.6;
+const FORESEEN: f64 = 0.7;
+const MOST_FORESIGHT: f64 = 1.5;
 
 /// They take about one part in this many of the work.
 const OTHERS_SHARE: u64 = 6;
@@ -61,6 +68,7 @@ impl<'a> Search<'a> {
             cap,
             work,
             random: Random::new(1),
+            foresight: Foresight::default(),
             optimal: false,
         }
     }
@@ -146,7 +154,7 @@ impl<'a> Search<'a> {
             self.dag,
             schedule,
             self.cap,
-            style,
+            (style, &self.foresight),
             limit,
             &mut self.random,
             self.work,
@@ -290,10 +298,21 @@ impl<'a> Search<'a> {
                 self.work.limit = self.work.stretched;
             }
             heat *= 0.999;
-            let restart = if dag.ops() < 400 { 0.1 } else { 0.03 };
+            let is_late = self.work.done > self.work.stretched / 2;
+            let is_far = is_late && (best_weight - lower) as f64 > FAR_GAP * total as f64;
+            let restart = match is_far {
+                true => FAR_RESTARTS,
+                false if dag.ops() < 400 => 0.1,
+                false => 0.03,
+            };
             let (made, allowed) = if self.random.unit() < restart {
                 let style = self.random_style(300);
+                if is_far && self.random.unit() < FORESEEN {
+                    let share = MOST_FORESIGHT * self.random.unit();
+                    self.foresight = Foresight::of(dag, &now, share);
+                }
                 let made = self.repair(given, style, best_weight + (best_weight - total));
+                self.foresight = Foresight::default();
                 (made, best_weight + (best_weight - total) / 20)
             } else {
                 let torn = self.tear(&now);

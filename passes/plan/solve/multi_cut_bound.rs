@@ -21,11 +21,12 @@ use super::cut::Scene;
 use super::flow::{Builder, Network, UNLIMITED};
 use super::simulate::Simulation;
 use super::work::Work;
+use std::cmp::Reverse;
 
 /// Steps of the ascent.
 const STEPS: usize = 60;
 
-/// Most positions; graphs of many ops get fewer, so that all networks together stay of this many ops.
+/// Most stretches, and most of the tightest steps, that give a position each; graphs of many ops get fewer, so that all networks together stay of this many ops.
 const MOST_POSITIONS: usize = 12;
 const NETWORK_OPS: usize = 20_000;
 
@@ -286,24 +287,21 @@ pub fn several_positions(
         .collect();
     let most = (NETWORK_OPS / given.len().max(1)).clamp(2, MOST_POSITIONS);
     let mut chosen: Vec<(usize, f64, f64)> = Vec::new();
-    for window in full.chunks(full.len().div_ceil(most).max(1)) {
+    for candidates in candidates(dag, &simulation.live, &full, most) {
         let mut best: Option<(usize, f64, f64)> = None;
-        let by_live = window.iter().rev().max_by_key(|t| simulation.live[**t]);
-        let by_need = window
-            .iter()
-            .rev()
-            .max_by_key(|t| dag.least_bytes(**t as u32));
-        for step in by_live.into_iter().chain(by_need) {
-            if best.is_some_and(|b| b.0 == *step) || work.spent() {
+        for step in candidates {
+            let is_known = best.iter().chain(&chosen).any(|c| c.0 == step);
+            if is_known || work.spent() {
                 continue;
             }
-            let (value, price) = single(dag, cap, weight, &given, *step, work)?;
+            let (value, price) = single(dag, cap, weight, &given, step, work)?;
             if best.is_none_or(|b| value > b.1) {
-                best = Some((*step, value, price));
+                best = Some((step, value, price));
             }
         }
         chosen.extend(best.filter(|b| b.1 > 0.0));
     }
+    chosen.sort_by_key(|c| c.0);
     let first = (0..chosen.len()).max_by(|a, b| chosen[*a].1.total_cmp(&chosen[*b].1))?;
     let positions: Vec<usize> = chosen.iter().map(|c| c.0).collect();
     let mut joint = Joint::new(dag, cap, weight, &given, &positions);
@@ -319,6 +317,17 @@ pub fn several_positions(
     };
     whole.prices[first] = chosen[first].2;
     joint.ascend(&mut whole, STEPS, above, work);
+    // Positions without a price prove nothing: branches are cheaper without them.
+    let priced: Vec<usize> = (0..positions.len())
+        .filter(|k| whole.prices[*k] > 0.0)
+        .collect();
+    if priced.len() < positions.len() {
+        let positions: Vec<usize> = priced.iter().map(|k| positions[*k]).collect();
+        joint = Joint::new(dag, cap, weight, &given, &positions);
+        whole.prices = priced.iter().map(|k| whole.prices[*k]).collect();
+        whole.runs = vec![0.0; joint.pays.len()];
+        joint.ascend(&mut whole, BRANCH_STEPS, above, work);
+    }
     // Open branches; together they hold every schedule that weighs less than `above`.
     let mut open = vec![whole];
     let lowest = loop {
@@ -344,8 +353,60 @@ pub fn several_positions(
     Some(((lowest * (1.0 - 1e-9)) as i64 - 1).max(0))
 }
 
+/// Returns lists of positions, of each of which the best is to be taken: for every stretch of `full` steps the one with the most
+/// resident and the one that takes the most by itself, and alone each of the steps that leave least room for anything else.
+fn candidates(dag: &Dag, live: &[i64], full: &[usize], most: usize) -> Vec<Vec<usize>> {
+    let need = |t: usize| dag.least_bytes(t as u32);
+    let stretches = full.chunks(full.len().div_ceil(most).max(1));
+    let mut lists: Vec<Vec<usize>> = stretches
+        .map(|stretch| {
+            let by_live = stretch.iter().rev().max_by_key(|t| live[**t]);
+            let by_need = stretch.iter().rev().max_by_key(|t| need(**t));
+            by_live.into_iter().chain(by_need).copied().collect()
+        })
+        .collect();
+    let is_top = |t: &usize| {
+        let beside = [t.wrapping_sub(1), t + 1];
+        beside
+            .iter()
+            .all(|b| *b >= live.len() || need(*b) <= need(*t))
+    };
+    let mut tight: Vec<usize> = full.iter().copied().filter(is_top).collect();
+    tight.sort_by_key(|t| (Reverse(need(*t)), Reverse(live[*t]), *t));
+    lists.extend(tight.into_iter().take(most).map(|t| vec![t]));
+    lists
+}
+
 /// Steps of the ascent in a branch.
 const BRANCH_STEPS: usize = 12;
 
 /// Open branches at which the search ends.
 const MOST_BRANCHES: usize = 4000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::ByOp;
+    use crate::objective::Objective;
+    use crate::testing::problem;
+
+    /// One stretch holds both of the steps that leave least room, and gives one position.
+    #[test]
+    fn the_tightest_steps_are_candidates_wherever_they_are() {
+        let ops: [(&str, &[usize], u64); 8] = [
+            ("a", &[0], 9),
+            ("b", &[0], 1),
+            ("c", &[0], 8),
+            ("d", &[0], 1),
+            ("e", &[0], 1),
+            ("f", &[0], 2),
+            ("g", &[0], 1),
+            ("h", &[0], 1),
+        ];
+        let p = problem(&[5], &ops, &[]);
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
+        let full: Vec<usize> = (0..8).collect();
+        let lists = candidates(&dag, &[10; 8], &full, 2);
+        assert_eq!(lists, [vec![0, 0], vec![4, 5], vec![0], vec![2]]);
+    }
+}

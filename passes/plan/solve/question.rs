@@ -4,7 +4,7 @@ use super::answer::{Query, Solution};
 use super::bound;
 use super::compact::Dag;
 use super::incremental_liveness::Ledger;
-use super::local_search::Search;
+use super::local_search::{FAR_GAP, Search};
 use super::min_peak::{MinPeak, min_peak};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
@@ -181,7 +181,10 @@ impl<'a> Question<'a> {
         if found.optimal || self.query.effort == Effort::First || !is_wide {
             return 0;
         }
-        let units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
+        let mut units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
+        if (above - price) as f64 > FAR_GAP * dag.total_price as f64 {
+            units *= 2;
+        }
         multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut Work::new(units))
             .unwrap_or(0)
     }
@@ -208,7 +211,7 @@ pub fn next_multiple(x: f64, step: u64) -> f64 {
     }
 }
 
-/// Work of the bound of several positions.
+/// Work of the bound of several positions; twice that where the gap is above [`FAR_GAP`].
 const JOINT_UNITS: u64 = 80_000_000;
 /// Additional units of work of the bound of several positions, for each op of the reduced problem.
 pub const JOINT_UNITS_AN_OP: u64 = 3_000;

@@ -7,7 +7,7 @@
 
 use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};
-use super::simulate::{Simulation, drop_unread};
+use super::simulate::{Simulation, drop_unread, first_runs};
 use super::work::{Random, Work};
 use super::writer::Writer;
 
@@ -52,13 +52,49 @@ const PACK_GAP: f64 = 5e-4;
 /// What a cut with random factors may miss its hull by: less than the factors change.
 const NOISY_SLACK: f64 = 2e-3;
 
+/// Repeats of an earlier schedule. A cut pays each op once; one that ran again several times there is expected to do so again, and
+/// weighs as much more.
+#[derive(Clone, Debug, Default)]
+pub struct Foresight {
+    /// Op, and how many ops had run for the first time before it ran again.
+    repeats: Vec<(u32, u32)>,
+    /// How much each repeat beyond the first counts.
+    share: f64,
+}
+
+impl Foresight {
+    /// Returns the repeats of a schedule.
+    pub fn of(dag: &Dag, schedule: &[u32], share: f64) -> Foresight {
+        let mut stage = 0;
+        let mut repeats = Vec::new();
+        for (o, first) in schedule.iter().zip(first_runs(dag, schedule)) {
+            match first {
+                true => stage += 1,
+                false => repeats.push((*o, stage)),
+            }
+        }
+        Foresight { repeats, share }
+    }
+
+    /// Adds to `penalty` what is expected of each op after its last run up to a stage.
+    fn add(&self, dag: &Dag, stage: u32, penalty: &mut [i64]) {
+        let mut seen = vec![false; penalty.len()];
+        for (o, at) in &self.repeats {
+            let o = *o as usize;
+            if *at >= stage && std::mem::replace(&mut seen[o], true) {
+                penalty[o] += (dag.weight[o] as f64 * self.share) as i64;
+            }
+        }
+    }
+}
+
 /// Repairs `schedule` to fit into `cap`; `None` if it cannot, if the work is spent, or if it gets heavier than `limit`.
 /// See [`Style::rise`] for the other answer.
 pub fn repair(
     dag: &Dag,
     schedule: &[u32],
     mut cap: i64,
-    style: Style,
+    (style, foresight): (Style, &Foresight),
     limit: i64,
     random: &mut Random,
     work: &mut Work,
@@ -102,10 +138,16 @@ pub fn repair(
         }
         let visited = &mut visits[schedule[step] as usize];
         *visited += 1;
+        let mut expected = penalty.clone();
+        if !foresight.repeats.is_empty() {
+            let first = first_runs(dag, &schedule[..=step]);
+            let stage = first.iter().filter(|first| **first).count();
+            foresight.add(dag, stage as u32, &mut expected);
+        }
         let bend = Bend {
             distance: style.distance,
             extend: *visited <= style.extensions,
-            penalty: &penalty,
+            penalty: &expected,
             jitter: &jitter,
             slack: if style.noise > 0.0 { NOISY_SLACK } else { 0.0 },
             elsewhere: &[],
@@ -152,4 +194,26 @@ pub fn repair(
         }
     }
     lowest.map(|l| l.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::ByOp;
+    use crate::objective::Objective;
+    use crate::testing::chain;
+
+    #[test]
+    fn repeats_beyond_the_first_that_are_still_to_come_weigh_more() {
+        let dag = Dag::new(&chain(), Objective::Cost, &ByOp::default()).unwrap();
+        // The first op runs again at stage 4 and twice at stage 5, the second once.
+        let schedule = [0, 1, 2, 3, 0, 4, 0, 1, 0, 5, 6];
+        let foresight = Foresight::of(&dag, &schedule, 0.5);
+        for (stage, times) in [(4, 2), (5, 1), (6, 0)] {
+            let mut penalty = vec![0; dag.ops()];
+            foresight.add(&dag, stage, &mut penalty);
+            assert_eq!(penalty[0], times * (dag.weight[0] as f64 * 0.5) as i64);
+            assert!(penalty[1..].iter().all(|more| *more == 0), "{stage}");
+        }
+    }
 }

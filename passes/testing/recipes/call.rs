@@ -37,6 +37,8 @@ pub enum In {
     Table(&'static [i64], &'static [i64]),
     /// Constant uint8 contents of any shape.
     Bytes(&'static [i64], &'static [i64]),
+    /// Constant bfloat16 zeros.
+    Narrow(&'static [i64]),
     /// Constant booleans.
     Bools(&'static [i64], &'static [i64]),
     /// A constant floating-point scalar.

@@ -19,4 +19,5 @@ pub const CALLS: &[Recipe] = recipes! {
     Dropout 1 (Real(&[2, 0]), Scalar(0.5), Int(-3), Int(2));
     SeededUniform 1 (Ints(&[2, 3]), Int(-5), Int(9));
     SeededUniform 1 (Ints(&[]), Int(5), Int(9));
+    StochasticRound 1 (Narrow(M23), Real(M23), Int(-3), Int(2));
 };

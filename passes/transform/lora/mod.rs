@@ -16,10 +16,11 @@
 mod linear;
 mod request;
 
+use super::rng_streams::seed_input;
 use crate::analysis::params::Selection;
 use crate::error::{Error, Result};
-use crate::ir::{Attrs, DType, Graph, NodeId, Origin, Tensor, Ty, ValueId};
-use crate::ops::random::{BITS, DROPOUT, Key, SEED, stream};
+use crate::ir::{Attrs, DType, Graph, NodeId, Origin, Tensor, ValueId};
+use crate::ops::random::{BITS, DROPOUT, Key, stream};
 use crate::ops::shape::{TRANSPOSE, transpose};
 use crate::ops::{Builder, EmitExt, cast, matmul};
 use linear::{Linear, Site};
@@ -87,21 +88,6 @@ pub fn add_adapters(graph: &mut Graph, lora: &Lora) -> Result<Adapters> {
     }
     graph.set_order(order);
     Ok(adapters)
-}
-
-/// Returns the graph input that dropouts draw by.
-fn seed_input(graph: &mut Graph) -> Result<ValueId> {
-    let ty = Ty::scalar(DType::I64);
-    let mut inputs = graph.inputs().iter().copied();
-    match inputs.find(|v| graph.value(*v).name == SEED) {
-        Some(seed) if *graph.ty(seed) == ty => Ok(seed),
-        None if !graph.has_value_name(SEED) => Ok(graph.add_input(SEED, Some(ty))),
-        _ => Err(Error::usage(
-            "lora",
-            format!("`{SEED}` is taken, and the dropout of adapters needs it for the seed"),
-        )
-        .help("rename it in the model, or leave out dropout=")),
-    }
 }
 
 /// Adds the two initializers of a layer.

@@ -33,14 +33,16 @@ use self::formulas::{Own, emit, prepare};
 use self::names::{ACCUMULATED, MASTER, emit_update, fail, input, named};
 use self::scaling::Scaling;
 use super::dce::dce;
+use super::rng_streams::seed_input;
 use crate::analysis::gradients::{STEP, is_zero_gradient};
 use crate::analysis::params::{self, check_pattern};
 use crate::error::Result;
 use crate::glob;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, DType, Graph, NodeId, OpDef, Role, SecondaryMap, Ty, ValueId};
+use crate::ir::{Attrs, DType, Graph, NodeId, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
 use crate::ops::collective::{DATA_PARALLEL, GATHER_SLICES, OWN_SLICE, REDUCE_SCATTER, of_group};
 use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
+use crate::ops::random::{STOCHASTIC_ROUND, stream};
 use crate::ops::rule::compute_type;
 use crate::ops::{Builder, EmitExt};
 use crate::transform::collectives::{Mesh, Shard};
@@ -137,6 +139,7 @@ impl Slices {
             Some(Optimizer::Adafactor(_) | Optimizer::Muon(_)) => {
                 refused("the optimizer reads whole rows or matrices of a parameter")
             }
+            _ if options.stochastic_rounding => refused("a parameter is rounded as a whole"),
             _ => Ok(Some(Slices {
                 ranks: mesh.ranks,
                 of_gradients: mesh.shard >= Shard::Grads,
@@ -201,6 +204,13 @@ pub fn add_updates(
         false => None,
     };
     let scaling = Scaling::inputs(graph, options)?;
+    let rounds = |graph: &Graph, (parameter, _): &(ValueId, ValueId)| {
+        options.stochastic_rounding && graph.ty(*parameter).dtype == DType::BF16
+    };
+    let seed = match reached.iter().any(|pair| rounds(graph, pair)) {
+        true => Some(seed_input(graph)?),
+        false => None,
+    };
     // States and outputs follow the order of the gradients, updates the order in which they can run.
     let mut states = BTreeMap::new();
     for ((parameter, _), decays) in reached.iter().zip(decays(graph, &reached, options)?) {
@@ -255,7 +265,11 @@ pub fn add_updates(
         b.prefix = b.graph.value(update.parameter).name.clone();
         b.loc = Default::default();
         let of = &states[&update.parameter];
-        let mut p = of.master.unwrap_or(update.parameter);
+        let seed = seed.filter(|_| rounds(b.graph, &(update.parameter, update.gradient)));
+        let mut p = match seed {
+            Some(_) => b.cast(update.parameter, DType::F32)?,
+            None => of.master.unwrap_or(update.parameter),
+        };
         let total = totals[&update.parameter];
         let mut gradient = total;
         if let Some(slices) = slices {
@@ -281,6 +295,13 @@ pub fn add_updates(
                 Some(_) => results.insert(0, whole),
                 None => results[0] = whole,
             }
+        }
+        if let Some(seed) = seed {
+            let name = format!("{}.rounding", b.prefix);
+            let number = b.constant(&name, Tensor::int(stream(&name)));
+            let ins = [update.parameter, results[0], seed, number].map(Some);
+            let (old, attrs) = (update.parameter, Attrs::new());
+            results[0] = emit_update(&mut b, &STOCHASTIC_ROUND, ins.into(), attrs, old)?;
         }
         results.extend(of.accumulated.map(|_| total));
         made.insert(update.parameter, results);
@@ -344,7 +365,8 @@ fn add_states(
     let name = graph.value(parameter).name.clone();
     let mut state = |end: &str, ty: &Ty| input(graph, &format!("{name}{end}"), ty.clone());
     let has_master = options.master_weights && wide != ty;
-    let mut own_ty = if has_master { wide.clone() } else { ty };
+    let is_wide = has_master || (options.stochastic_rounding && ty.dtype == DType::BF16);
+    let mut own_ty = if is_wide { wide.clone() } else { ty };
     let mut sum_ty = wide;
     if let Some(slices) = slices {
         own_ty = slices.ty(&own_ty);

@@ -31,6 +31,9 @@ pub struct UpdateOptions {
     pub loss_scale: bool,
     /// Whether 16-bit parameters are updated as roundings of float32 ones, which are state, with states in float32.
     pub master_weights: bool,
+    /// Whether bfloat16 parameters are updated in float32, with states in float32, and rounded to one of their two
+    /// neighbours by chance.
+    pub stochastic_rounding: bool,
 }
 
 impl UpdateOptions {
@@ -66,11 +69,11 @@ impl UpdateOptions {
     }
 
     /// Completes what `train` does unless told otherwise: AdamW; no decay of norms and biases; float32 master weights of
-    /// 16-bit parameters; and updates that run as soon as they can.
+    /// 16-bit parameters, unless they are rounded by chance; and updates that run as soon as they can.
     pub fn for_training(mut self) -> UpdateOptions {
         self.optimizer.get_or_insert(Optimizer::ADAMW);
         self.no_decay_vectors = true;
-        self.master_weights = true;
+        self.master_weights = !self.stochastic_rounding;
         self.fuse = self.may_fuse();
         self
     }
@@ -81,9 +84,15 @@ impl UpdateOptions {
             return match *self == UpdateOptions::default() {
                 true => Ok(()),
                 false => Err(fail("options of updates are given, and no optimizer".into())
-                    .expected("--optimizer beside --fuse-optimizer, --no-decay, --clip, --accumulate, --loss-scale and --master-weights")
+                    .expected("--optimizer beside --fuse-optimizer, --no-decay, --clip, --accumulate, --loss-scale, --master-weights and --stochastic-rounding")
                     .help("add --optimizer adamw")),
             };
+        }
+        if self.master_weights && self.stochastic_rounding {
+            return Err(
+                fail("a parameter with a master weight is not rounded by chance".into())
+                    .help("leave out --master-weights or --stochastic-rounding"),
+            );
         }
         let needs_norm = match (self.clip, self.loss_scale) {
             (Some(_), _) => "--clip",

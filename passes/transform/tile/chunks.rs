@@ -13,7 +13,7 @@ use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::{ADD, DIV};
 use crate::ops::batch_axes::{
     CutCx, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
-    reduces,
+    own_axes,
 };
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::CONSTANT_OF_SHAPE;
@@ -37,7 +37,7 @@ pub struct Snapshot<'r> {
     /// Inputs with rows, of the nodes that run first and of those that run later.
     inputs: [Vec<ValueId>; 2],
     outputs: [Vec<ValueId>; 2],
-    /// Axes of reductions.
+    /// Axes of reductions and slices.
     axes: FxHashMap<NodeId, Vec<usize>>,
 }
 
@@ -51,7 +51,7 @@ impl<'r> Snapshot<'r> {
     ) -> Snapshot<'r> {
         let sides = [&region.nodes, &region.after];
         let node = |id: &NodeId| (*id, graph.node(*id).clone());
-        let axes = |id: &NodeId| Some((*id, reduces(graph, contents, graph.node(*id))?));
+        let axes = |id: &NodeId| Some((*id, own_axes(graph, contents, graph.node(*id))?));
         Snapshot {
             region,
             count,
@@ -69,6 +69,8 @@ pub struct Emitted {
     pub chunks: usize,
     /// New nodes that take the place of the region's nodes, and of those that run later.
     pub nodes: [Vec<NodeId>; 2],
+    /// New nodes of the first of them that make wide values, if there are nodes that run later.
+    pub wide: Vec<NodeId>,
 }
 
 /// Emits the chunks of a region at the end of the graph, fewer where there are fewer rows, and redirects the readers of
@@ -85,7 +87,9 @@ pub fn emit(
     let first_node = &snapshot.nodes[&region.nodes[0]];
     b.prefix = "tile".into();
     b.loc = first_node.loc.clone();
-    b.role = match region.after.is_empty() {
+    // Forward and backward run together where the backward pass begins.
+    let is_backward = |id: &NodeId| snapshot.nodes[id].role == Role::Backward;
+    b.role = match region.nodes.iter().any(is_backward) {
         true => Role::Backward,
         false => first_node.role,
     };
@@ -102,6 +106,7 @@ pub fn emit(
         b,
     };
     let mut nodes = [Vec::new(), Vec::new()];
+    let mut wide = Vec::new();
     let mut start = emitter.b.graph.order().len();
     emitter.means()?;
     let cuts = emitter.cuts(snapshot.count)?;
@@ -116,6 +121,9 @@ pub fn emit(
         for (rows, chunk) in cuts.iter().zip(&mut chunks) {
             emitter.chunk(*rows, chunk, &snapshot.inputs[side], ids)?;
             emitter.gather(chunk, outputs)?;
+            if side == 0 && !region.after.is_empty() {
+                wide.extend(emitter.wide(chunk));
+            }
         }
         for v in outputs {
             emitter.replace(*v)?;
@@ -125,6 +133,7 @@ pub fn emit(
     Ok(Emitted {
         chunks: cuts.len(),
         nodes,
+        wide,
     })
 }
 
@@ -326,6 +335,14 @@ impl Emitter<'_, '_> {
             self.node(*id, now, count)?;
         }
         Ok(())
+    }
+
+    /// Returns the nodes that make values of a chunk which are as wide as the scores.
+    fn wide(&self, chunk: &Chunk) -> Vec<NodeId> {
+        let is_wide = |v: &ValueId| self.region.is_wide(&self.b.graph, *v);
+        let made = chunk.values.iter().filter(|(old, _)| is_wide(old));
+        made.filter_map(|(_, new)| self.b.graph.def_node(*new))
+            .collect()
     }
 
     fn node(

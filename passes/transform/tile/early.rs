@@ -4,12 +4,16 @@
 //! the product of a slice of the activations. If a model moves the classes behind the batch axis (`[N, C, …]`), because its
 //! loss op requires that, the pass keeps them last and merges all other axes into one. Both rewrites save work. Values change
 //! only by the rounding of a product with fewer rows.
+//!
+//! A contrastive loss compares a matrix of similarities row by row, and its transpose, too. The transpose is computed as a
+//! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole.
 
-use crate::error::Result;
-use crate::ir::op::OpClass;
+use crate::error::{Error, Result};
+use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, SecondaryMap, ValueId};
-use crate::ops::batch_axes::{FitCx, Rows, class_scores, fit};
+use crate::ops::batch_axes::{FitCx, Rows, bare_product, class_scores, fit};
+use crate::ops::matmul::GEMM;
 use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::slice::SLICE;
 use crate::ops::{Builder, EmitExt};
@@ -18,7 +22,7 @@ use crate::transform::infer::infer;
 use crate::transform::order::append_after_operands;
 use rustc_hash::FxHashMap;
 
-/// Applies both rewrites. Returns the new value for each value that was replaced.
+/// Applies the rewrites. Returns the new value for each value that was replaced.
 ///
 /// # Errors
 /// See [`infer`].
@@ -34,7 +38,11 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
         .iter()
         .filter_map(|id| Some((*id, scores_before_move(graph, *id)?)))
         .collect();
-    if slices.is_empty() && losses.is_empty() {
+    let turned: Vec<(NodeId, Vec<NodeId>)> = order
+        .iter()
+        .filter_map(|id| Some((*id, product_before_turn(graph, *id)?)))
+        .collect();
+    if slices.is_empty() && losses.is_empty() && turned.is_empty() {
         return Ok(replaced);
     }
     let mut b = Builder::resume(graph, contents);
@@ -43,6 +51,9 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
     }
     for (loss, scores) in losses {
         replaced.extend([classes_last(&mut b, loss, scores)?]);
+    }
+    for (turn, chain) in turned {
+        replaced.extend([turn_operands(&mut b, turn, &chain)?]);
     }
     // New nodes go where they are first read.
     let mut done = SecondaryMap::new(graph.node_bound(), false);
@@ -111,6 +122,89 @@ fn chain_before(graph: &Graph, contents: &Contents, id: NodeId) -> Option<Vec<No
         }
         v = from;
     }
+}
+
+/// Returns the nodes from a product of two matrices to the transpose of scores that a loss compares, without the
+/// transpose, in order: the product, then ops on each element with one more operand of one element at most. `None` where the
+/// node is no such transpose, or nothing but transposes reads the product.
+fn product_before_turn(graph: &Graph, id: NodeId) -> Option<Vec<NodeId>> {
+    let turn = graph.node(id);
+    let readers = |v: ValueId| graph.value(v).uses().iter().map(|u| graph.node(u.node));
+    if !is_turn(graph, turn)
+        || !readers(turn.outs[0]).any(|n| class_scores(n) == Some(turn.outs[0]))
+    {
+        return None;
+    }
+    let mut v = turn.operand(0)?;
+    let mut chain = Vec::new();
+    let mut is_shared = false;
+    loop {
+        is_shared |= graph.is_output(v) || readers(v).count() > 1;
+        let id = graph.def_node(v)?;
+        let node = graph.node(id);
+        chain.push(id);
+        if bare_product(node).is_some() {
+            break;
+        }
+        let wide = |w: &ValueId| !graph.ty(*w).elements().is_one();
+        let mut wide = node.operands().filter(wide);
+        let (from, None) = (wide.next()?, wide.next()) else {
+            return None;
+        };
+        if node.op.axes != BatchAxes::Pointwise || node.outs.len() != 1 {
+            return None;
+        }
+        v = from;
+    }
+    chain.reverse();
+    is_shared.then_some(chain)
+}
+
+/// Returns a matrix and whether to turn it, without a `Transpose` before it.
+fn transposed(graph: &Graph, v: ValueId, turn: bool) -> (ValueId, bool) {
+    let maker = graph.def_node(v).map(|id| graph.node(id));
+    match maker
+        .filter(|node| is_turn(graph, node))
+        .and_then(|node| node.operand(0))
+    {
+        Some(from) => (from, !turn),
+        None => (v, turn),
+    }
+}
+
+/// Returns true for the transpose of a matrix.
+fn is_turn(graph: &Graph, node: &Node) -> bool {
+    let rank = node.operand(0).map_or(0, |v| graph.ty(v).rank());
+    let perm = node.attrs.opt_ints("perm");
+    node.op == &TRANSPOSE && rank == 2 && perm.is_none_or(|perm| perm == [1, 0])
+}
+
+/// Replaces a transpose by the product of the transposed operands in turned order, and what follows it. Returns the old and
+/// the new value.
+fn turn_operands(b: &mut Builder, turn: NodeId, chain: &[NodeId]) -> Result<(ValueId, ValueId)> {
+    let node = resume_at(b, turn);
+    let product = b.graph.node(chain[0]).clone();
+    let (Some(x), Some(y), Some(attrs)) = (product.ins[0], product.ins[1], bare_product(&product))
+    else {
+        return Err(Error::bug("tile", "a product lacks an operand"));
+    };
+    // (xy)ᵀ = yᵀxᵀ.
+    let (a, trans_a) = transposed(b.graph, y, attrs.int("transB") == 0);
+    let (c, trans_c) = transposed(b.graph, x, attrs.int("transA") == 0);
+    let swapped = Attrs::new()
+        .with("transA", i64::from(trans_a))
+        .with("transB", i64::from(trans_c));
+    let mut old = product.outs[0];
+    let mut new = b.emit(&GEMM, &[a, c], swapped)?;
+    for id in &chain[1..] {
+        let step = resume_at(b, *id);
+        let replace = |v: &Option<ValueId>| if *v == Some(old) { Some(new) } else { *v };
+        let ins = step.ins.iter().map(replace).collect();
+        old = step.outs[0];
+        new = b.emit_n(step.op, ins, step.attrs.clone(), 1)?[0];
+    }
+    take_over(b, node.outs[0], new);
+    Ok((node.outs[0], new))
 }
 
 /// Sets origin, role and prefix of new nodes to those of an old one, and returns a copy of it.

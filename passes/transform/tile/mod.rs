@@ -10,6 +10,10 @@
 //! Chains of ops on tokens in the middle of a model ([`tile_chains`]) are cut in the same way. Their backward pass runs
 //! later and reads what the forward nodes made of the same chunk, so a planner may recompute that chunk by chunk.
 //!
+//! A loss may compute something of whole sequences in between, such as a log-probability ratio. Then all chunks run forward
+//! first and make what is narrow, such as log-probabilities of labels. The backward pass computes the scores of each chunk
+//! again ([`MUST_RECOMPUTE`]), at the price of one more product with the head.
+//!
 //! Works on any head whose ops treat rows alike (`ops/batch_axes.rs`): with bias, soft caps, label smoothing, masks, class
 //! weights, any reduction. Sums over chunks round differently from one sum.
 
@@ -21,6 +25,7 @@ pub use region::{Refusal, Region};
 
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
+use crate::ir::graph::MUST_RECOMPUTE;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
 use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
@@ -83,6 +88,17 @@ impl Tile {
         }
     }
 
+    /// Parses the value of `--tile-loss`, which may also be `required`: `auto`, and scores that have to stay whole are an error.
+    ///
+    /// # Errors
+    /// Those of [`Tile::parse`].
+    pub fn parse_loss(text: &str) -> Result<(Tile, bool)> {
+        match text {
+            "required" => Ok((Tile::Auto, true)),
+            _ => Ok((Tile::parse(text)?, false)),
+        }
+    }
+
     /// Returns the number of chunks that a region is cut into at known sizes.
     pub fn chunks(self, graph: &Graph, region: &Region, binding: &Binding) -> usize {
         match self {
@@ -120,7 +136,8 @@ fn auto_chunks(graph: &Graph, region: &Region, binding: &Binding) -> usize {
         return 1;
     };
     let narrow = region.narrow_width(graph).max(1);
-    let times = (region.width + narrow - 1) / narrow;
+    let width = region.width.eval(&|name| binding.get(name)).unwrap_or(1);
+    let times = ((width + narrow - 1) / narrow).max(1);
     let each = (rows.max(1) + times - 1) / times;
     let each = each.max(1) as u64;
     let chunks = (rows.max(1) as u64).div_ceil(each.next_power_of_two());
@@ -172,7 +189,10 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
             continue;
         }
         let contents = Contents::known(graph)?;
-        let region = match Region::around(graph, &contents, scores) {
+        // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
+        let found = Region::around(graph, &contents, scores)
+            .or_else(|_| Region::chain(graph, &contents, scores));
+        let region = match found {
             Ok(region) => region,
             Err(refusal) => {
                 let name = &graph.value(scores).name;
@@ -189,7 +209,7 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         let count = chunks(graph, &region);
         if count > 1 {
             let name = graph.describe(region.nodes[0]);
-            let counts = apply(graph, &[(region, count)])?.into_iter();
+            let counts = apply(graph, &[(region, count)], true)?.into_iter();
             tiled.regions.extend(counts.map(|n| (name.clone(), n)));
         }
     }
@@ -243,7 +263,7 @@ pub fn tile_chains(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize)
     }
     let first = |(region, _): &(Region, usize)| graph.describe(region.nodes[0]);
     let names: Vec<String> = regions.iter().map(first).collect();
-    let counts = apply(graph, &regions)?;
+    let counts = apply(graph, &regions, false)?;
     tiled.regions = names.into_iter().zip(counts).collect();
     Ok(tiled)
 }
@@ -257,6 +277,12 @@ fn expands(graph: &Graph, node: &Node) -> bool {
     let width = |v: ValueId| graph.ty(v).dims.last().and_then(Dim::as_const);
     let widths = || Some((width(node.operand(0)?)?, width(node.outs[0])?));
     is_product(node) && widths().is_some_and(|(from, to)| to > from)
+}
+
+/// Returns true for similarities of rows with rows: matrices as wide as there are rows.
+fn compares_rows(graph: &Graph, node: &Node) -> bool {
+    let dims = &graph.ty(node.outs[0]).dims;
+    dims.len() == 2 && dims[1].as_const().is_none()
 }
 
 /// Returns the results of the last products before the loss that are wider than their operands: scores, however the loss
@@ -275,7 +301,7 @@ fn heads(graph: &Graph) -> Vec<ValueId> {
         seen[id] = true;
         if !is_product(node) {
             open.extend(graph.operand_nodes(id));
-        } else if expands(graph, node) {
+        } else if expands(graph, node) || compares_rows(graph, node) {
             heads.push(node.outs[0]);
         }
     }
@@ -283,8 +309,9 @@ fn heads(graph: &Graph) -> Vec<ValueId> {
     heads
 }
 
-/// Replaces regions, which share no node, by their chunks. Returns the number of chunks of each.
-fn apply(graph: &mut Graph, regions: &[(Region, usize)]) -> Result<Vec<usize>> {
+/// Replaces regions, which share no node, by their chunks. With `again`, backward nodes that run later may not read wide
+/// results from the forward pass. Returns the number of chunks of each.
+fn apply(graph: &mut Graph, regions: &[(Region, usize)], again: bool) -> Result<Vec<usize>> {
     let contents = infer(graph)?;
     let old = graph.order().to_vec();
     let each = regions.iter();
@@ -297,6 +324,10 @@ fn apply(graph: &mut Graph, regions: &[(Region, usize)]) -> Result<Vec<usize>> {
     let mut counts = Vec::new();
     for ((region, _), snapshot) in regions.iter().zip(&snapshots) {
         let emitted = chunks::emit(&mut b, snapshot, &mut moved)?;
+        for id in emitted.wide.iter().filter(|_| again) {
+            let notes = b.graph.meta_mut(*id);
+            notes.insert(MUST_RECOMPUTE.into(), "too wide".into());
+        }
         counts.push(emitted.chunks);
         let sides = [&region.nodes, &region.after].into_iter();
         for (ids, new) in sides.zip(emitted.nodes) {

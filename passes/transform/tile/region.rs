@@ -27,7 +27,7 @@ pub struct Region {
     /// Number of rows.
     pub rows: Dim,
     /// Elements in a row of the scores.
-    pub width: i64,
+    pub width: Dim,
 }
 
 /// Why there is no region.
@@ -66,8 +66,9 @@ impl Region {
         let Some((width, batch)) = dims.split_last() else {
             return Err(none("the scores are a scalar"));
         };
-        let width = width.as_const().filter(|w| *w > 1);
-        let width = width.ok_or_else(|| none("the number of classes is not a constant"))?;
+        if width.is_one() {
+            return Err(none("there is one class only"));
+        }
         let rows = Dim::product(batch);
         let Some(k) = lead(dims, &rows) else {
             return Err(none("there is one row only"));
@@ -76,7 +77,7 @@ impl Region {
             graph,
             contents,
             rows,
-            width,
+            width: width.clone(),
             is_chain,
             classes: FxHashMap::default(),
             fits: FxHashMap::default(),
@@ -116,8 +117,15 @@ impl Region {
             Rows::Last | Rows::Sum => None,
         };
         let inputs = self.inputs_with_rows(graph, &self.nodes).into_iter();
-        let narrow = inputs.filter_map(row).filter(|n| *n < self.width);
+        let width = self.width.as_const().unwrap_or(i64::MAX);
+        let narrow = inputs.filter_map(row).filter(|n| *n < width);
         narrow.max().unwrap_or(1)
+    }
+
+    /// Returns whether a row of a value in the region is at least as wide as one of the scores.
+    pub fn is_wide(&self, graph: &Graph, v: ValueId) -> bool {
+        let rows = self.classes.get(&v);
+        rows.is_some_and(|rows| is_wide(graph, v, *rows, &self.width))
     }
 
     /// Returns the values that `nodes` of the region make and nodes outside it read.
@@ -135,7 +143,7 @@ struct Search<'a> {
     graph: &'a Graph,
     contents: &'a Contents,
     rows: Dim,
-    width: i64,
+    width: Dim,
     /// Whether the backward nodes run later.
     is_chain: bool,
     classes: FxHashMap<ValueId, Rows>,
@@ -156,16 +164,6 @@ impl Search<'_> {
         let readers = self.graph.value(v).uses().iter().map(|u| u.node);
         self.open.extend(readers);
         Ok(())
-    }
-
-    fn is_wide(&self, v: ValueId, rows: Rows) -> bool {
-        let dims = &self.graph.ty(v).dims;
-        let row = match rows {
-            Rows::Lead(k) => Dim::product(&dims[k..]),
-            Rows::Last => dims[0].clone(),
-            Rows::Sum => return false,
-        };
-        row.as_const().is_some_and(|n| n >= self.width)
     }
 
     /// Adds a node to the region.
@@ -199,7 +197,7 @@ impl Search<'_> {
         self.fits.insert(id, found);
         for (v, rows) in all {
             match self.classes.insert(v, rows) {
-                None if self.is_wide(v, rows) => self.touch(v)?,
+                None if is_wide(self.graph, v, rows, &self.width) => self.touch(v)?,
                 Some(before) if before != rows => {
                     return Err(refused("rows lie in one value in two ways"));
                 }
@@ -284,6 +282,20 @@ impl Search<'_> {
         }
         between.reverse();
         between
+    }
+}
+
+/// Returns whether a row is at least as wide as `width`, as far as sizes with names tell.
+fn is_wide(graph: &Graph, v: ValueId, rows: Rows, width: &Dim) -> bool {
+    let dims = &graph.ty(v).dims;
+    let row = match rows {
+        Rows::Lead(k) => Dim::product(&dims[k..]),
+        Rows::Last => dims[0].clone(),
+        Rows::Sum => return false,
+    };
+    match (row.as_const(), width.as_const()) {
+        (Some(row), Some(width)) => row >= width,
+        _ => row.same(width) == Same::Yes,
     }
 }
 

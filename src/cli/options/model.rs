@@ -98,8 +98,8 @@ pub struct Training {
     /// as the default for `run` and `verify`
     #[arg(long = "dim", value_name = "NAME=N", value_parser = dim)]
     pub dims: Vec<(String, i64)>,
-    /// causal-lm, cross-entropy, nll (of log-probabilities), mse, output:NAME or vjp [default: the backward that the file
-    /// has, else its only scalar output, else vjp]
+    /// causal-lm, cross-entropy, nll (of log-probabilities), mse, the NAME of a scalar output (output:NAME where it is one
+    /// of these words) or vjp [default: the backward that the file has, else its only scalar output, else vjp]
     #[arg(long, value_parser = by(Loss::parse))]
     pub loss: Option<Loss>,
     #[command(flatten)]
@@ -107,6 +107,10 @@ pub struct Training {
     /// Leave out forward outputs whose name matches, such as caches or logits
     #[arg(long = "drop-output", value_name = "PATTERN")]
     pub drop_outputs: Vec<String>,
+    /// Take no gradient through the values, nodes or operands (NODE#K) that match, as `detach` does, which ONNX exports
+    /// lose (may be repeated)
+    #[arg(long = "stop-gradient", value_name = "PATTERN")]
+    pub stop_gradients: Vec<String>,
     /// Give the random nodes that a pattern names (of nodes or modules) a seed of their own, the input rng_seed.NAME
     #[arg(long = "rng-stream", value_name = "NAME=PATTERN,…", value_parser = by(RngStream::parse))]
     pub rng_streams: Vec<RngStream>,
@@ -114,9 +118,10 @@ pub struct Training {
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
     pub fuse: bool,
     /// Compute the head and the loss in chunks of tokens, so that logits never exist whole: off, auto (as many chunks as
-    /// pay off within the budget; a fixed rule without one) or a number. Logits must not be an output (--drop-output)
-    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
-    pub tile_loss: Tile,
+    /// pay off within the budget; a fixed rule without one), required (auto, and an error where logits have to stay whole) or a
+    /// number. Logits must not be an output (--drop-output)
+    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse_loss), help_heading = "Chunking")]
+    pub tile_loss: (Tile, bool),
     /// Compute MLPs and other chains of ops on tokens in chunks of tokens, in the forward and the backward pass: off, auto
     /// (as many chunks as pay off within the budget; a fixed rule without one) or a number
     #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
@@ -136,12 +141,14 @@ impl Training {
             lora: self.trained.lora.clone(),
             dims: self.dims.clone(),
             drop_outputs: self.drop_outputs.clone(),
+            stop_gradients: self.stop_gradients.clone(),
             rng_streams: self.rng_streams.clone(),
             fuse: self.fuse,
             tile: Tiles {
-                loss: self.tile_loss,
+                loss: self.tile_loss.0,
                 mlp: self.tile_mlp,
             },
+            tile_required: self.tile_loss.1,
             updates: self.updates.options(),
             mesh: self.sharing.mesh(),
             ..Request::default()

@@ -109,6 +109,9 @@ pub struct TrainArgs {
     /// How long to wait for another rank before this one gives up, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = not_negative, help_heading = "Several devices")]
     pub rank_timeout: f64,
+    /// Write a trace of the run, for chrome://tracing or Perfetto: what each step waited for
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub goal: Goal,
     #[command(flatten)]
@@ -126,7 +129,7 @@ pub struct TrainArgs {
 
 #[cfg(feature = "torch")]
 impl TrainArgs {
-    /// Returns what to compile, for a number of ranks. Updates run among the gradients, which are no outputs, and neither are forward results.
+    /// Returns what to compile, for a number of ranks, with the weight decay that is given.
     ///
     /// # Errors
     /// See [`Goal::apply`]; a mesh of another number of ranks; a weight decay that the optimizer does not take.
@@ -144,9 +147,8 @@ impl TrainArgs {
         }
         request.mesh = sharing.of(ranks);
         self.goal.apply(&mut request)?;
-        request.updates = request.updates.for_training();
-        if let (Some(optimizer), Some(decay)) = (&mut request.updates.optimizer, self.weight_decay)
-        {
+        if let Some(decay) = self.weight_decay {
+            let optimizer = request.updates.optimizer.get_or_insert(Optimizer::ADAMW);
             *optimizer = with_weight_decay(optimizer, decay)?;
         }
         Ok(request)

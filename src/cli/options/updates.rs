@@ -38,6 +38,10 @@ pub struct Updates {
     /// Keep a float32 master of each 16-bit parameter, and states in float32; the parameter is the rounded master
     #[arg(long)]
     pub master_weights: bool,
+    /// Update bfloat16 parameters in float32, with states in float32, and round the result to one of its two neighbours
+    /// by chance, so that the mean is right. The new input rng_seed decides the draws. Instead of --master-weights
+    #[arg(long, conflicts_with = "master_weights")]
+    pub stochastic_rounding: bool,
 }
 
 impl Updates {
@@ -51,6 +55,7 @@ impl Updates {
             accumulate: self.accumulate,
             loss_scale: self.loss_scale,
             master_weights: self.master_weights,
+            stochastic_rounding: self.stochastic_rounding,
         }
     }
 }

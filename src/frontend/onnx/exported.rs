@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const SCOPES: &str = "pkg.torch.onnx.name_scopes";
 const FX_NODE: &str = "pkg.torch.onnx.fx_node";
 const KIND: &str = "pkg.torch.export.graph_signature.InputSpec.kind";
+const PERSISTENT: &str = "pkg.torch.export.graph_signature.InputSpec.persistent";
 const FOLDED_FROM: &str = "pkg.onnxscript.optimizer.folded_from";
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 const PARAMETER: &str = "PARAMETER";
@@ -132,14 +133,21 @@ enum Lowering {
     Unknown,
 }
 
+/// What a model input of the traced program is.
+#[derive(Clone, Copy)]
+struct Kind {
+    is_parameter: bool,
+    is_persistent: bool,
+}
+
 /// The exporter's metadata about the initializers of a file.
 pub struct Export<'a> {
     /// The framework's names of parameters, by traced names: `p_model_norm_weight` is `model.norm.weight`.
     parameters: BTreeMap<String, String>,
     /// The framework's names alone.
     names: BTreeSet<String>,
-    /// True for a parameter, by the names of initializers that were model inputs of the traced program.
-    kinds: BTreeMap<&'a str, bool>,
+    /// Kinds of the initializers that were model inputs of the traced program, by name.
+    kinds: BTreeMap<&'a str, Kind>,
     /// The values from which each folded initializer was computed, intermediate values included.
     sources: BTreeMap<&'a str, Vec<String>>,
     /// The nodes that read each initializer.
@@ -164,7 +172,11 @@ impl<'a> Export<'a> {
                 continue;
             }
             if let Some(kind) = prop(&info.metadata_props, KIND) {
-                export.kinds.insert(name, kind == PARAMETER);
+                let kind = Kind {
+                    is_parameter: kind == PARAMETER,
+                    is_persistent: prop(&info.metadata_props, PERSISTENT) == Some("True"),
+                };
+                export.kinds.insert(name, kind);
             }
             if let Some(sources) = prop(&info.metadata_props, FOLDED_FROM) {
                 export.sources.insert(name, python_strings(sources));
@@ -192,10 +204,11 @@ impl<'a> Export<'a> {
 
     /// Returns what the file tells about an initializer of this rank; `None` where it tells nothing.
     pub fn origin(&self, name: &str, rank: usize) -> Option<Origin> {
-        if let Some(is_parameter) = self.kinds.get(name) {
+        if let Some(kind) = self.kinds.get(name) {
             return Some(Origin {
                 names: vec![name.to_string()],
-                is_parameter: Some(*is_parameter),
+                is_parameter: Some(kind.is_parameter),
+                is_persistent: kind.is_persistent,
                 ..Origin::default()
             });
         }
@@ -356,7 +369,7 @@ impl<'a> Export<'a> {
             let mut slots = Vec::new();
             for (slot, input) in node.input.iter().enumerate() {
                 let held = match self.kinds.get(input.as_str()) {
-                    Some(true) => vec![input.as_str()],
+                    Some(kind) if kind.is_parameter => vec![input.as_str()],
                     _ => self.parameters_of(input),
                 };
                 let [held] = held.as_slice() else { continue };
@@ -394,7 +407,11 @@ impl<'a> Export<'a> {
         }
         let known = self.known();
         for (initializer, readers) in &self.readers {
-            if self.kinds.get(initializer) != Some(&true) {
+            if !self
+                .kinds
+                .get(initializer)
+                .is_some_and(|kind| kind.is_parameter)
+            {
                 continue;
             }
             let kind = initializer.rsplit('.').next().unwrap_or_default();

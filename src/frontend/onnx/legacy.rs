@@ -17,6 +17,7 @@ pub fn names(graph: &mut Graph, file: &GraphProto) {
     let ids: BTreeMap<String, ValueId> =
         graph.inits().map(|(id, v)| (v.name.clone(), id)).collect();
     let shared = identities(&ids, file);
+    statistics(graph, file, &ids);
     let told: BTreeSet<ValueId> = graph.origins.keys().copied().collect();
     for (name, id) in &shared {
         let is_float = graph.value(*id).ty().dtype.is_float();
@@ -70,6 +71,23 @@ pub fn names(graph: &mut Graph, file: &GraphProto) {
             if let Some(name) = name.filter(is_new) {
                 add(graph, id, &name, node.op_type() == "MatMul");
             }
+        }
+    }
+}
+
+/// Marks the running statistics of batch norms as no parameters.
+fn statistics(graph: &mut Graph, file: &GraphProto, ids: &BTreeMap<String, ValueId>) {
+    let norms = file
+        .node
+        .iter()
+        .filter(|n| n.op_type() == "BatchNormalization");
+    for name in norms.flat_map(|norm| norm.input.iter().skip(3)) {
+        if let Some(id) = ids.get(name) {
+            let origin = graph.origins.entry(*id).or_insert_with(|| Origin {
+                is_persistent: is_parameter_name(name),
+                ..Origin::constant(name)
+            });
+            origin.is_parameter = Some(false);
         }
     }
 }

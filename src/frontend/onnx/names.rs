@@ -154,6 +154,7 @@ fn our_origin(props: &BTreeMap<String, String>) -> Option<Origin> {
         names,
         transposed: props.get(keys::TRANSPOSED).is_some_and(|t| t == "true"),
         is_parameter: props.get(keys::PARAMETER).map(|p| p == "true"),
+        is_persistent: props.get(keys::PERSISTENT).is_some_and(|p| p == "true"),
         frozen: props.get(keys::FROZEN).is_some_and(|f| f == "true"),
         folded_from: props
             .get(keys::FOLDED_FROM)

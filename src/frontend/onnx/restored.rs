@@ -7,7 +7,7 @@
 use super::exported::{AddedAxes, Export, Relation};
 use super::legacy::{FOLDED, is_parameter_name};
 use ckpt_passes::Result;
-use ckpt_passes::analysis::params::{Selection, parameters};
+use ckpt_passes::analysis::params::{Selection, is_running_statistic, parameters};
 use ckpt_passes::ir::{DType, Graph, Origin, Tensor, Value, ValueId};
 use ckpt_passes::ops::{self, Builder, EmitExt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -535,17 +535,17 @@ fn unnamed(graph: &Graph) -> (Vec<String>, Vec<String>) {
         let is_named = value.name.starts_with(FOLDED) || is_parameter_name(&value.name);
         let is_read = !value.uses().is_empty() || graph.is_output(*id);
         let is_float = value.ty().dtype.is_float();
-        !is_told && is_named && is_read && is_float && !is_statistic(&value.name) && !is_mask(value)
+        !is_told
+            && is_named
+            && is_read
+            && is_float
+            && !is_running_statistic(&value.name)
+            && !is_mask(value)
     });
     (
         trained.map(|p| shown(p.value)).collect(),
         left.map(|(id, _)| shown(id)).collect(),
     )
-}
-
-/// Returns true for the running mean or variance of a batch norm, by PyTorch's name of it.
-fn is_statistic(name: &str) -> bool {
-    name.ends_with(".running_mean") || name.ends_with(".running_var")
 }
 
 /// Returns true for a tensor of at most two different numbers, such as 0 and the least one.

@@ -33,6 +33,7 @@ def backend(
     report: str | Path | None = None,
     policy: str | None = None,
     offload: str = "none",
+    tile_loss: int | str | None = None,
 ) -> Callable[..., Any]:
     """Returns a backend for `torch.compile` that trains within a memory budget.
 
@@ -52,6 +53,9 @@ def backend(
             at a time). Layers are the numbered modules, such as those of a `ModuleList`.
         offload: What results leave the device's memory for that of the host until the backward pass reads them: `'none'`, `'auto'`
             (what costs less than to recompute; needs a budget) or `'cpu'` (all that may). On a CPU they go to a file.
+        tile_loss: Compute head and loss for so many chunks of the tokens, one after the other, so that the scores of all tokens for
+            all classes never exist at once; `'auto'`: so many that the scores of a chunk are about as large as what they are
+            computed from. The loss has to be computed in the compiled function, and be all that it returns of the scores.
         report: The page `plan.html` to write when a graph is planned; `plan-2.html` for a second graph, and so on.
 
     Raises:
@@ -77,6 +81,7 @@ def backend(
         on_infeasible=on_infeasible,
         reserve=reserve,
         offload=offload,
+        tile_loss=tile_loss,
     )
 
     def compile_graph(module: fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -106,14 +111,33 @@ def compile_plain(
 ) -> tuple[Callable[..., Any], Plan | None]:
     """Compiles a graph that runs op by op; returns the function, and the plan if there is one."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._dynamo.backends.debugging import boxed_nop
 
     before = len(partition.plans)
     compiler = aot_autograd(
-        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True
+        fw_compiler=op_by_op, bw_compiler=op_by_op, partition_fn=partition, keep_inference_input_mutations=True
     )
     compiled = compiler(module, inputs)
     return compiled, partition.plans[-1] if len(partition.plans) > before else None
+
+
+def op_by_op(graph: fx.GraphModule, inputs: list[Any]) -> Callable[[list[Any]], Any]:
+    """Returns a function that runs a graph and frees each value after it was last read."""
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    if hasattr(fx.graph, "_BoxedCodeGen"):
+        compiled: Callable[[list[Any]], Any] = boxed_nop(graph, inputs)
+        return compiled
+    # PyTorch 2.9 interprets the graph, and keeps what nothing reads until the end.
+    unread = [node for node in graph.graph.nodes if not node.users and node.op != "output"]
+
+    def run(arguments: list[Any]) -> Any:
+        interpreter = fx.Interpreter(graph)
+        for node in unread:
+            interpreter.user_to_last_uses.setdefault(node, []).append(node)
+        return interpreter.boxed_run(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def learns(module: fx.GraphModule, inputs: list[Any]) -> bool:

@@ -49,6 +49,7 @@ def checkpoint_policy(plan: Plan) -> Callable[[], Contexts]:
             decided[name].append(CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE)
             return decided[name][-1]
 
-        return create_selective_checkpoint_contexts(policy)
+        made: Contexts = create_selective_checkpoint_contexts(policy)
+        return made
 
     return contexts

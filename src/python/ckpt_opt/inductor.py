@@ -22,15 +22,19 @@ from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.choices import InductorChoices
 from torch._inductor.codecache import CodeCacheFuture
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.virtualized import V
 
 from ckpt_opt.dry_run import dry_run
 from ckpt_opt.partition import Partitioner
 from ckpt_opt.planner import BudgetError, Plan, PlanWarning, last_plans, mib
 
 ATTEMPTS = 5
+SMALL = 8
+"""A result is small if an operand takes so many times its bytes."""
 
 
 def compile_fused(
@@ -118,6 +122,7 @@ def compile_once(
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(AsyncCompile, "cpp_pybinding", deferred))
         stack.enter_context(partition.aim(target))
+        stack.enter_context(V.set_choices_handler(Choices()))
         stack.enter_context(
             config.patch(
                 custom_partitioner_fn=InductorPartitioner(partition),
@@ -150,7 +155,8 @@ def backward_at_once() -> AbstractContextManager[Any]:
     """Lets PyTorch compile the backward pass with the forward pass, not in the first step."""
     option = "force_non_lazy_backward_lowering"
     if hasattr(functorch_config, option):
-        return functorch_config.patch(option, True)
+        patched: AbstractContextManager[Any] = functorch_config.patch(option, True)
+        return patched
     # PyTorch 2.9 has it as an argument only.
     prepare = aot_autograd.prepare_aot_module_simplified
     return mock.patch.object(aot_autograd, "prepare_aot_module_simplified", partial(prepare, **{option: True}))
@@ -184,10 +190,27 @@ class InductorPartitioner(CustomPartitionerFn):
         return str, (self.uuid(),)
 
 
+class Choices(InductorChoices):
+    """Inductor's choices, but that kernels of different chunks of a loss are not fused: they would need all chunks at once."""
+
+    @staticmethod
+    def can_fuse(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        """Returns true if two kernels may be fused."""
+        if chunks_of(node1) != chunks_of(node2):
+            return False
+        return bool(InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score))
+
+
+def chunks_of(node: Any) -> set[int | None]:
+    """Returns the chunks of a loss that a kernel computes."""
+    parts = (part.node for part in node.get_nodes())
+    return {origin.meta.get("chunk") for part in parts if part is not None for origin in part.get_origins()}
+
+
 def better_order(nodes: list[Any]) -> list[Any]:
-    """Orders fused kernels as the plan has them or as inductor would, whichever has the smaller peak by inductor's estimate."""
+    """Orders fused kernels as the plan has them, so with small results early, or as inductor would, whichever has the smallest peak
+    by inductor's estimate."""
     from torch._inductor import memory
-    from torch._inductor.virtualized import V
 
     scheduler = V.graph.scheduler
     inputs, outputs = (
@@ -201,15 +224,21 @@ def better_order(nodes: list[Any]) -> list[Any]:
     _, freeable = memory.prepare_planning_info(
         planned, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs
     )
-    theirs = memory.reorder_for_peak_memory(nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs)
-    peaks = [memory.estimate_peak_memory(order, freeable, outputs)[0] for order in (planned, theirs)]
-    return planned if peaks[0] <= peaks[1] else theirs
+    sizes = {name: buffer.mpi_buffer.size_free for name, buffer in scheduler.name_to_buf.items()}
+    orders = [
+        planned,
+        planned_order(nodes, sizes),
+        memory.reorder_for_peak_memory(nodes, scheduler.name_to_buf, scheduler.name_to_fused_node, inputs, outputs),
+    ]
+    return min(orders, key=lambda order: memory.estimate_peak_memory(order, freeable, outputs)[0])
 
 
-def planned_order(nodes: list[Any]) -> list[Any]:
+def planned_order(nodes: list[Any], sizes: dict[str, int] | None = None) -> list[Any]:
     """Orders fused kernels by the places of what they compute in the plan.
 
-    Inductor numbers kernels in the order of the graph, which is the plan's. A fused kernel cannot run before its last part.
+    Inductor numbers kernels in the order of the graph, which is the plan's. A fused kernel cannot run before its last part. Where
+    sizes of buffers are given, a kernel with a small result runs as soon as it can: inductor computes such a result only where
+    it is read, and keeps large operands until then.
     """
     made_by = {name: node for node in nodes for name in node.get_buffer_names()}
     before = {node: {made_by[d.name] for d in node.unmet_dependencies if d.name in made_by} - {node} for node in nodes}
@@ -218,6 +247,12 @@ def planned_order(nodes: list[Any]) -> list[Any]:
         for other in earlier:
             after[other].append(node)
     place = {node: (max(part.min_order for part in node.get_nodes()), i) for i, node in enumerate(nodes)}
+    if sizes is not None:
+        for i, node in enumerate(nodes):
+            read = max((sizes.get(dependency.name, 0) for dependency in node.unmet_dependencies), default=0)
+            made: int = sum(sizes.get(name, 0) for name in node.get_buffer_names())
+            if SMALL * made <= read:
+                place[node] = (-1, i)
     ready = [(place[node], i) for i, node in enumerate(nodes) if not before[node]]
     heapq.heapify(ready)
     order = []

@@ -23,6 +23,11 @@ COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "fsdp", "_dtensor"
 REPEATABLE_HIGHER_ORDER = ("flex_attention", "flex_attention_backward")
 NUMBERED = re.compile(r"""[.\['"]\d+['"\]]*$""")
 COPY = torch.ops.aten.copy_.default
+IN_PLACE = {
+    torch.ops.aten.add.Tensor: torch.ops.aten.add_.Tensor,
+    torch.ops.aten.addmm.default: torch.ops.aten.addmm_.default,
+}
+"""Ops that can write their result over the first operand, and the ops that do. Nodes that may are marked `in_place`."""
 
 Price = Callable[[fx.Node], tuple[float, int, int, int]]
 """Returns the time of a node in microseconds, its floating-point operations, the bytes that it reads and writes, and those
@@ -45,7 +50,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
     if 0 in sizes:
         return 0
     last = sum((size - 1) * number(stride) for size, stride in zip(sizes, tensor.stride()))
-    return (last + 1) * tensor.element_size()
+    return (last + 1) * int(tensor.element_size())
 
 
 def schema_of(node: fx.Node) -> Any:
@@ -98,7 +103,7 @@ def is_silent(node: fx.Node) -> bool:
     arguments = schema_of(node).arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
     given |= dict(zip((a.name for a in arguments), node.args)) | node.kwargs
-    return given.get("dropout_p", 1.0) == 0.0
+    return bool(given.get("dropout_p", 1.0) == 0.0)
 
 
 def keep_states(module: fx.GraphModule) -> None:
@@ -272,6 +277,11 @@ class Joint:
         moved = [node for node in order[end:] if node in late]
         return order[:end] + moved, [node for node in order[end:] if node not in late]
 
+    def _written_over(self, op: Op) -> list[int]:
+        """Returns the storage that an op may write its result over, if there is one."""
+        total = op.node.args[0] if "in_place" in op.node.meta else None
+        return self.storages(total) if isinstance(total, fx.Node) else []
+
     def gradient_bytes(self) -> int:
         """Returns the bytes of what the backward pass returns."""
         return sum(self.sizes[s] for s in self.results(self.backward_results) if self.kinds[s] == "act")
@@ -289,8 +299,8 @@ class Joint:
             found[name] = kept + keeps, total + 1
         return found
 
-    def cost_graph(self, price: Price) -> dict[str, Any]:
-        """Returns the cost graph that `ckpt-opt plan` reads."""
+    def cost_graph(self, price: Price, in_place: bool) -> dict[str, Any]:
+        """Returns the cost graph that `ckpt-opt plan` reads, with results that may be written over operands where that is asked for."""
         ops = []
         layers: dict[str, int] = {}
         for i, op in enumerate(self.ops):
@@ -308,6 +318,7 @@ class Joint:
                     "flops": flops,
                     "bytes": moved,
                     "temp_bytes": scratch,
+                    "in_place_operands": self._written_over(op) if in_place else [],
                     "layer": None if path is None else layers.setdefault(path, len(layers)),
                     "phase": "fwd" if i < self.boundary else "bwd",
                     "recomputable": may_repeat and self.written.isdisjoint(reads),

@@ -47,7 +47,12 @@ def plan_module(
     partition = partitioner(budget, **options)
     with ExitStack() as stack:
         joint = aot_export_joint_with_descriptors(stack, with_loss(model, loss), inputs, kwargs)
-        aot_compile_joint_with_descriptors(joint, partition_fn=partition)
+        if "partition_fn" in inspect.signature(aot_compile_joint_with_descriptors).parameters:
+            aot_compile_joint_with_descriptors(joint, partition_fn=partition)
+        else:
+            # PyTorch 2.9 takes it from the options of the trace only.
+            joint._aot_state.aot_config.partition_fn = partition
+            aot_compile_joint_with_descriptors(joint)
     if not partition.plans:
         raise ValueError("no result of the model has a gradient, so there is no backward pass to plan")
     return partition.plans[-1]

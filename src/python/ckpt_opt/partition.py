@@ -41,9 +41,12 @@ from ckpt_opt.planner import (
     solve,
     static_bytes,
     steps_of,
+    writes_over,
 )
 from ckpt_opt.prices import Prices
+from ckpt_opt.rows import Refused
 from ckpt_opt.running import Running, need
+from ckpt_opt.tile import tile_loss
 from ckpt_opt.writer import Writer
 
 OBJECTIVES = ("cost", "flops")
@@ -65,6 +68,7 @@ class Options:
     on_infeasible: str = "raise"
     reserve: int | str = 0
     offload: str = "none"
+    tile_loss: int | str | None = None
 
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.policy is None):
@@ -73,6 +77,13 @@ class Options:
         self.reserve = bytes_of(self.reserve) if self.reserve != 0 else 0
         if self.reserve != 0 and not (isinstance(self.reserve, int) and isinstance(self.budget, int)):
             raise ValueError("reserve: expected bytes, of a budget in bytes")
+        tiles = self.tile_loss
+        if (
+            tiles is not None
+            and tiles != "auto"
+            and (not isinstance(tiles, int) or isinstance(tiles, bool) or tiles < 1)
+        ):
+            raise ValueError(f"tile_loss: expected a number of chunks or 'auto', found {tiles!r}")
         for name, value, known in (
             ("objective", self.objective, OBJECTIVES),
             ("effort", self.effort, EFFORTS),
@@ -140,10 +151,12 @@ class Partitioner:
         module.graph.eliminate_dead_code(is_impure_node=has_effect)
         if functorch_config.cse:
             module.graph = aot.fx_graph_cse(module.graph)
+        chunks = self._tile(module)
         keep_states(module)
         module.recompile()
         joint = Joint(module, num_fwd_outputs)
-        graph = joint.cost_graph(self.prices)
+        # A compiler decides itself what it writes over.
+        graph = joint.cost_graph(self.prices, in_place=not self.options.fused)
         if self.options.offload != "none":
             graph["transfer"] = self.prices.transfer()
         solved = self._solve(graph, joint.gradient_bytes())
@@ -160,8 +173,8 @@ class Partitioner:
         while end < len(steps) and steps[end].action in (OFFLOAD, RELEASE):
             end += 1
         split = Split(module, joint, repeated, num_fwd_outputs)
-        made, _ = lifetimes(graph, steps)
-        timeline = list(zip(steps, made))
+        made, freed = lifetimes(graph, steps)
+        timeline = [(step, made[at], bool(writes_over(graph, step, freed[at]))) for at, step in enumerate(steps)]
         forward, backward, saved = split.write(timeline[:end], timeline[end:])
         plan = Plan(
             peak_bytes=peak_of(written, schedule, moved),
@@ -177,6 +190,7 @@ class Partitioner:
                 joint.ops[op].node.name: sum(joint.sizes[s] for s in joint.makes(joint.ops[op])) for op in moved
             },
             decisions=solved.decisions,
+            loss_chunks=chunks,
             forward_steps=end,
             forward_outputs=num_fwd_outputs,
             saved_tensors=saved.tensors,
@@ -191,6 +205,18 @@ class Partitioner:
         self.plans.append(plan)
         last_plans.append(plan)
         return forward, backward
+
+    def _tile(self, module: fx.GraphModule) -> int:
+        """Lets the loss be computed in chunks, if that is asked for; returns their number."""
+        if self.options.tile_loss is None:
+            return 1
+        try:
+            chunks = tile_loss(module, self.options.tile_loss)
+        except Refused as reason:
+            warnings.warn(f"the loss is not computed in chunks: {reason}", PlanWarning, stacklevel=3)
+            return 1
+        module.graph.eliminate_dead_code(is_impure_node=has_effect)
+        return chunks
 
     def _solve(self, graph: dict[str, Any], gradient_bytes: int) -> Solved:
         """Plans a graph within what is left of the budget."""
@@ -297,8 +323,8 @@ def has_effect(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or is_mutable(node)
 
 
-Timeline = list[tuple[Step, list[int]]]
-"""Steps, and the storages that each allocates."""
+Timeline = list[tuple[Step, list[int], bool]]
+"""Steps, the storages that each allocates, and whether it writes its result over an operand."""
 
 
 @dataclass
@@ -365,13 +391,14 @@ class Split:
         return make(self._module, forward), make(self._module, backward), kept
 
     def _run(self, writer: Writer, steps: Timeline) -> None:
-        actions = {RUN: writer.run, OFFLOAD: writer.offload, RELEASE: writer.release}
-        for (action, at), made in steps:
+        for (action, at), made, in_place in steps:
             op = self._joint.ops[at]
-            if action == FETCH:
+            if action == RUN:
+                writer.run(op, in_place)
+            elif action == FETCH:
                 writer.fetch(op, made)
             else:
-                actions[action](op)
+                (writer.offload if action == OFFLOAD else writer.release)(op)
 
     def _handed_over(self, second: Timeline) -> tuple[list[int], list[int]]:
         """Returns the storages that the backward pass reads before it has them, and those whose copies outside it reads so."""
@@ -380,7 +407,7 @@ class Split:
         moved: set[int] = set()
         found: dict[int, None] = {}
         hosts: dict[int, None] = {}
-        for (action, at), makes in second:
+        for (action, at), makes, _ in second:
             op = joint.ops[at]
             reads = joint.reads(op) if action == RUN else joint.makes(op) if action != FETCH else []
             if action == OFFLOAD:

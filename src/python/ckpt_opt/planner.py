@@ -98,6 +98,8 @@ class Plan:
     decisions: dict[str, Any] = field(repr=False)
     """The plan, in the form that `ckpt-opt plan --plan-out` writes: `schedule` holds the ops of `graph` in the order in which
     they run; one that occurs again is recomputed. Where `offloaded` holds ops, `steps_of` reads both."""
+    loss_chunks: int
+    """So many chunks of tokens pass through head and loss one after the other."""
     forward_steps: int
     """So many steps of the schedule belong to the forward pass."""
     forward_outputs: int
@@ -137,11 +139,12 @@ class Plan:
             "" if self.compiled_peak_bytes is None else f"; {mib(self.compiled_peak_bytes)} as compiled by inductor"
         )
         moved = f", {mib(sum(self.offloaded.values()))} are offloaded" if self.offloaded else ""
+        chunked = f", the loss is computed in {self.loss_chunks} chunks" if self.loss_chunks > 1 else ""
         bound = "" if self.lower_bound_pct is None else f", at least {self.lower_bound_pct:.1f} % at this budget"
         return (
             f"peak {mib(self.peak_bytes)} (unplanned {mib(self.unplanned_peak_bytes)}, of which "
             f"{mib(self.static_bytes)} are parameters and inputs){compiled}; overhead {self.overhead_pct:.1f} %{bound}; "
-            f"{sum(self.recomputed.values())} ops are recomputed{moved}"
+            f"{sum(self.recomputed.values())} ops are recomputed{moved}{chunked}"
         )
 
 
@@ -243,6 +246,12 @@ def steps_of(schedule: list[int], offloaded: Sequence[int] = ()) -> list[Step]:
     return steps
 
 
+def writes_over(graph: dict[str, Any], step: Step, freed: Sequence[int]) -> list[int]:
+    """Returns the operands that a step writes its result over: those that may be, and that nothing reads after it."""
+    may = graph["ops"][step.op].get("in_place_operands", []) if step.action == RUN else []
+    return [value for value in may if value in freed]
+
+
 def lifetimes(graph: dict[str, Any], steps: list[Step]) -> tuple[list[list[int]], list[list[int]]]:
     """Returns the values that each step allocates, and those that are freed after it.
 
@@ -276,9 +285,12 @@ def peak_of(graph: dict[str, Any], schedule: list[int], offloaded: Sequence[int]
     ops, values = graph["ops"], graph["values"]
     steps = steps_of(schedule, offloaded)
     made, freed = lifetimes(graph, steps)
-    live = peak = sum(v["bytes"] for v in values if v["kind"] == "static" or (v["kind"] == "ph"))
-    for at, (action, op) in enumerate(steps):
-        live += sum(values[value]["bytes"] for value in made[at])
-        peak = max(peak, live + (ops[op].get("temp_bytes", 0) if action == RUN else 0))
-        live -= sum(values[value]["bytes"] for value in freed[at] if values[value]["kind"] != "static")
+    live: int = sum(v["bytes"] for v in values if v["kind"] in ("static", "ph"))
+    peak = live
+    for at, step in enumerate(steps):
+        over = writes_over(graph, step, freed[at])
+        live += sum(values[value]["bytes"] for value in made[at]) - sum(values[value]["bytes"] for value in over)
+        peak = max(peak, live + (ops[step.op].get("temp_bytes", 0) if step.action == RUN else 0))
+        gone = [value for value in freed[at] if values[value]["kind"] != "static" and value not in over]
+        live -= sum(values[value]["bytes"] for value in gone)
     return peak

@@ -13,7 +13,7 @@ from torch._dynamo.utils import detect_fake_mode
 from torch._prims.rng_prims import run_with_rng_state
 
 import ckpt_opt.offload  # noqa: F401
-from ckpt_opt.joint import Joint, Op
+from ckpt_opt.joint import IN_PLACE, Joint, Op
 
 
 class Writer:
@@ -82,7 +82,7 @@ class Writer:
             there = self._read(self._joint.holder[storage])
             self.graph.call_function(torch.ops.ckpt_opt.arrive.default, (there,))
 
-    def run(self, op: Op) -> None:
+    def run(self, op: Op, in_place: bool = False) -> None:
         """Writes an op, and the parts of a tuple at once, so that one that nothing reads is freed."""
         if op.takes_state:
             return
@@ -92,6 +92,8 @@ class Writer:
         self._forget(op)
         if drawn is None:
             self._written[node] = self._copy(node)
+            if in_place:
+                self._written[node].target = IN_PLACE[node.target]
             self._write_parts(node)
         elif node not in self._repeated:
             target, *arguments = node.args
@@ -109,8 +111,9 @@ class Writer:
     def finish(self, results: list[Any], descriptions: list[Any]) -> fx.Graph:
         """Writes the outputs, and returns the graph."""
         self.arrive(list(self._on_the_way))
-        is_old = lambda r: isinstance(r, fx.Node) and r.graph is not self.graph  # noqa: E731
-        out = self.graph.output(tuple(self._read(r) if is_old(r) else r for r in results))
+        out = self.graph.output(
+            tuple(self._read(r) if isinstance(r, fx.Node) and r.graph is not self.graph else r for r in results)
+        )
         out.meta["desc"] = descriptions
         self.graph.lint()
         return self.graph

@@ -12,7 +12,11 @@ use ckpt_torch::rng::Generator;
 use half::{bf16, f16};
 
 /// Kernels of the ops that draw random numbers.
-pub const KERNELS: &[(&OpDef, Kernel)] = &[(&DROPOUT, dropout), (&UNIFORM, uniform)];
+pub const KERNELS: &[(&OpDef, Kernel)] = &[
+    (&DROPOUT, dropout),
+    (&UNIFORM, uniform),
+    (&STOCHASTIC_ROUND, stochastic_round),
+];
 
 /// The fewest elements per thread.
 const LEAST_OF_A_THREAD: usize = 1 << 16;
@@ -94,11 +98,11 @@ fn each<const N: usize>(bytes: &mut [u8], change: impl Fn(u64, [u8; N]) -> [u8; 
     });
 }
 
-/// Calls `each` with every block of `out` and its draws.
+/// Calls `each` with every block of `out`, its draws and the index of its first element.
 fn for_draws(
     key: &Words,
     out: &Tensor,
-    each: impl Fn(&Tensor, &Tensor) -> Result<()>,
+    each: impl Fn(&Tensor, &Tensor, i64) -> Result<()>,
 ) -> Result<()> {
     let flat = call("aten::view", args![out, &[-1]])?;
     let total = flat.size()[0];
@@ -112,7 +116,7 @@ fn for_draws(
         let [words, spare] = [&words, &spare].map(|room| narrow(room, 0, 0, count));
         let words = words?;
         draw(key, first as u64, &words, &spare?)?;
-        each(&narrow(&flat, 0, first, count)?, &words)?;
+        each(&narrow(&flat, 0, first, count)?, &words, first)?;
     }
     Ok(())
 }
@@ -176,7 +180,7 @@ fn dropout(cx: &KernelCx) -> Result<Vec<Tensor>> {
             f64::from(scale)
         };
         mul_into(&out, &scalar(Kind::Double, scale)?)?;
-        for_draws(&words(cx, 2)?, &out, |part, draws| {
+        for_draws(&words(cx, 2)?, &out, |part, draws, _| {
             let off = empty(&draws.size(), Kind::Bool, draws.device())?;
             write("aten::lt.Scalar_out", args![draws, i64::from(least), &off])?;
             write("aten::masked_fill_.Scalar", args![part, &off, 0.0])
@@ -273,7 +277,9 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let out = empty(&cx.ints(0)?, Kind::Float, cx.x(0)?.device())?;
     let step = 1.0 / (1u32 << BITS) as f32;
     if cx.device == DeviceKind::Cuda {
-        for_draws(&words(cx, 1)?, &out, copy_into)?;
+        for_draws(&words(cx, 1)?, &out, |part, draws, _| {
+            copy_into(part, draws)
+        })?;
         mul_into(&out, &scalar(Kind::Double, f64::from(step))?)?;
         return Ok(vec![out]);
     }
@@ -282,5 +288,69 @@ fn uniform(cx: &KernelCx) -> Result<Vec<Tensor>> {
         each(all, |i, _: [u8; 4]| {
             (key.draw(i) as f32 * step).to_le_bytes()
         })
+    })
+}
+
+/// Rounds to one of the two neighbours in bfloat16 of each number.
+fn stochastic_round(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let out = cx.result_like(cx.x(0)?)?;
+    let new = dense_as(cx.x(1)?, Kind::Float)?;
+    if cx.device == DeviceKind::Cuda {
+        round_there(cx, &out, &new)?;
+        return Ok(vec![out]);
+    }
+    let key = key(cx, 2)?;
+    let unit = 1.0 / (1u32 << BITS) as f32;
+    let round = |index: u64, new: f32| -> bf16 {
+        let near = bf16::from_f32(new);
+        let wide = near.to_f32();
+        let away = new - wide;
+        let sign = f32::from(i8::from(away > 0.0) - i8::from(away < 0.0));
+        let other = bf16::from_f32(wide + wide.abs() * TO_NEIGHBOUR as f32 * sign);
+        let share = away.abs() / (other.to_f32() - wide).abs();
+        // Not a number where both are one.
+        match (key.draw(index) as f32 * unit) < share {
+            true => other,
+            false => near,
+        }
+    };
+    let edit = |from: &[u8]| {
+        let numbers = from.as_chunks::<4>().0;
+        edited(out, &mut |all| {
+            each(all, |i, _: [u8; 2]| {
+                round(i, f32::from_le_bytes(numbers[i as usize])).to_le_bytes()
+            });
+        })
+    };
+    ckpt_torch::bytes::look(&new, edit).map_err(torch_error)?
+}
+
+/// The same in libtorch's ops on blocks.
+fn round_there(cx: &KernelCx, out: &Tensor, new: &Tensor) -> Result<()> {
+    let flat = call("aten::view", args![new, &[-1]])?;
+    for_draws(&words(cx, 2)?, out, |part, draws, first| {
+        let (dims, device) = (part.size(), part.device());
+        let room = |kind| empty(&dims, kind, device);
+        let (wide, away, next) = (room(Kind::Float)?, room(Kind::Float)?, room(Kind::Float)?);
+        let (other, moves) = (room(Kind::BFloat16)?, room(Kind::Bool)?);
+        let new = narrow(&flat, 0, first, dims[0])?;
+        copy_into(part, &new)?;
+        copy_into(&wide, part)?;
+        write("aten::sub.out", args![&new, &wide, 1.0, &away])?;
+        // wide + |wide|·c·sign(away)
+        write("aten::abs.out", args![&wide, &next])?;
+        mul_into(&next, &scalar(Kind::Float, TO_NEIGHBOUR)?)?;
+        write("aten::copysign.out", args![&next, &away, &next])?;
+        add_into(&next, &wide)?;
+        copy_into(&other, &next)?;
+        copy_into(&next, &other)?;
+        write("aten::sub_.Tensor", args![&next, &wide, 1.0])?;
+        write("aten::abs_", args![&next])?;
+        write("aten::abs_", args![&away])?;
+        div_into(&away, &next)?;
+        mul_into(&away, &scalar(Kind::Float, f64::from(1u32 << BITS))?)?;
+        copy_into(&wide, draws)?;
+        write("aten::lt.Tensor_out", args![&wide, &away, &moves])?;
+        write("aten::where.self_out", args![&moves, &other, part, part])
     })
 }

@@ -2,21 +2,23 @@
 //! temporary files.
 
 use super::files::{Format, Shard};
-use super::inputs::{DataInput, put, put_int};
+use super::inputs::{DataInput, LABELS, put, put_int};
 use super::spill::Spill;
 use super::text::MESSAGES;
+use super::tokens::{MASKED, Stream, beyond};
 use super::writer::TokenWriter;
 use crate::frontend::file::{io_error, map};
 use crate::tensors::Tensors;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, downcast_integer_array, types};
 use arrow_ipc::reader::{FileReader, StreamReader};
-use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use ckpt_passes::ir::{DType, Tensor};
 use ckpt_passes::{Error, Result};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Number, Value};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -150,6 +152,69 @@ impl Columns {
         Ok(())
     }
 
+    /// Returns the rows of a column of tokens as documents, if they are lists of several lengths. Where there is a column of
+    /// labels, tokens whose label is negative are not learned.
+    ///
+    /// # Errors
+    /// A damaged file; no integers; a token that the model does not have; labels that are other tokens; nulls.
+    pub fn token_lists(self, input: &DataInput) -> Result<Option<Stream>> {
+        let is_list = |field: &Field| {
+            matches!(
+                field.data_type(),
+                DataType::List(_) | DataType::LargeList(_)
+            )
+        };
+        let tokens = self.schema.index_of(&input.name).ok();
+        let Some(tokens) = tokens.filter(|i| is_list(self.schema.field(*i))) else {
+            return Ok(None);
+        };
+        let labels = self.schema.index_of(LABELS).ok();
+        let name = self.name.clone();
+        let mut wanted: Vec<usize> = labels.into_iter().chain([tokens]).collect();
+        wanted.sort_unstable();
+        let below = input.below.unwrap_or(i64::from(MASKED));
+        let (mut ids, mut starts) = (Spill::new()?, Spill::new()?);
+        let (mut row, mut written, mut has_masks) = (0u64, 0u64, false);
+        let (mut lengths, mut failed) = (BTreeSet::new(), None);
+        let mut batches = self.batches(&|_| wanted.clone())?;
+        while let Some(batch) = decode(&name, || batches.next().transpose())? {
+            let column = |name: &str| batch.column_by_name(name);
+            for i in 0..batch.num_rows() {
+                row += 1;
+                let at = |e: Box<Error>| e.at(format!("{name}, row {row}"));
+                let read = |column: &ArrayRef| list(column, i, row - 1);
+                let own = column(&input.name).map(read).transpose().map_err(at)?;
+                let own = own.unwrap_or_default();
+                lengths.insert(own.len());
+                let labels = column(LABELS).map(read).transpose();
+                let made = labels.and_then(|labels| masked(&own, labels.as_deref(), below));
+                match made {
+                    Ok(own) if !own.is_empty() => {
+                        starts.put_u64(written)?;
+                        written += own.len() as u64;
+                        has_masks |= own.iter().any(|id| id & MASKED != 0);
+                        own.iter().try_for_each(|id| ids.put(&id.to_le_bytes()))?;
+                    }
+                    Ok(_) => {}
+                    Err(e) => drop(failed.get_or_insert(at(e))),
+                }
+            }
+        }
+        // Lists of one length are examples, whose labels may be any.
+        if lengths.len() < 2 {
+            return Ok(None);
+        }
+        if let Some(e) = failed {
+            return Err(e);
+        }
+        Ok(Some(Stream {
+            name,
+            tokens: ids.finish(DType::U32)?,
+            has_masks,
+            documents: Some(starts.finish(DType::I64)?),
+        }))
+    }
+
     /// Decodes the columns of some inputs as tensors in temporary files. Integers are converted to the integers of an input,
     /// and floats to its floats.
     ///
@@ -219,6 +284,36 @@ impl Columns {
         });
         tensors.collect()
     }
+}
+
+/// Returns the tokens of a document, of which those with negative labels are not learned.
+fn masked(tokens: &[i64], labels: Option<&[i64]>, below: i64) -> Result<Vec<u32>> {
+    if labels.is_some_and(|labels| labels.len() != tokens.len()) {
+        let what = "there is not one label for each token";
+        return Err(Error::usage("data", what).expected(format!("{} labels", tokens.len())));
+    }
+    let ids = tokens.iter().enumerate().map(|(i, id)| {
+        let label = labels.map_or(*id, |labels| labels[i]);
+        if !(0..below).contains(id) {
+            return Err(beyond(*id, below));
+        }
+        if label >= 0 && label != *id {
+            let what = format!("label {label} is not its own token, {id}");
+            return Err(Error::usage("data", what)
+                .expected("the token, or -100 where it is not learned")
+                .help("give lists of one length, the sequence length, for other labels"));
+        }
+        Ok(*id as u32 | if label < 0 { MASKED } else { 0 })
+    });
+    ids.collect()
+}
+
+/// Returns the integers of a list in a row.
+fn list(column: &ArrayRef, row: usize, rows: u64) -> Result<Vec<i64>> {
+    let mut bytes = Vec::new();
+    values(&column.slice(row, 1), DType::I64, rows, &mut bytes)?;
+    let numbers = bytes.as_chunks::<8>().0.iter();
+    Ok(numbers.map(|b| i64::from_le_bytes(*b)).collect())
 }
 
 fn uneven(row: u64, expected: u64) -> Box<Error> {

@@ -115,7 +115,10 @@ impl Opened<'_> {
                 let columns = Columns::open(shard)?;
                 if columns.is_text(&self.request.text_column, &self.wanted.inputs) {
                     self.tokenise(shard, "row", |column, out| columns.documents(column, out))?;
+                } else if let Some(stream) = self.token_lists(columns)? {
+                    self.add_written(stream);
                 } else {
+                    let columns = Columns::open(shard)?;
                     let tensors = columns.tensors(&self.wanted.inputs)?;
                     self.print.put_sample("columns", &map(&shard.path)?);
                     self.add_tensors(shard, tensors)?;
@@ -148,10 +151,23 @@ impl Opened<'_> {
         let mut out = TokenWriter::new(tokenizer, &mut self.template, below, shard.name(), unit)?;
         read(&self.request.text_column, &mut out)?;
         let stream = out.finish()?;
+        self.add_written(stream);
+        Ok(())
+    }
+
+    /// Returns the lists of tokens of a file, if they are documents.
+    fn token_lists(&self, columns: Columns) -> Result<Option<Stream>> {
+        match tokens::token_input(self.wanted) {
+            Ok(input) => columns.token_lists(input),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Adds tokens that were written to a temporary file.
+    fn add_written(&mut self, stream: Stream) {
         let bytes = stream.tokens.bytes();
         self.print.put("text", bytes.map_or(&[], AsRef::as_ref));
         self.corpus.streams.push(stream);
-        Ok(())
     }
 
     fn add_tensors(&mut self, shard: &Shard, tensors: Tensors) -> Result<()> {

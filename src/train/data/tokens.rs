@@ -262,13 +262,9 @@ impl TokenSource {
                 number
             };
             if !(0..self.below).contains(&id) {
-                return Err(Error::usage(
-                    "data",
-                    format!("token {id} has no row in the model's table"),
-                )
-                .at(format!("{name}, token {i}"))
-                .expected(format!("0 to {}", self.below - 1))
-                .help("use the tokenizer of the model, and check --token-type"));
+                return Err(beyond(id, self.below)
+                    .at(format!("{name}, token {i}"))
+                    .help("check --token-type"));
             }
             let ends = documents.is_none() && self.corpus.end_of_text.map(i64::from) == Some(id);
             row.ids.push(id as u32);
@@ -365,6 +361,16 @@ impl Source for TokenSource {
         }
         Ok(Batch { inputs, tokens })
     }
+}
+
+/// Returns the error for a token that the model does not have.
+pub(super) fn beyond(id: i64, below: i64) -> Box<Error> {
+    Error::usage(
+        "data",
+        format!("token {id} has no row in the model's table"),
+    )
+    .expected(format!("0 to {}", below - 1))
+    .help("use the tokenizer of the model")
 }
 
 /// Returns the input that takes tokens: `input_ids`, or else the only one of its kind.

@@ -184,11 +184,24 @@ fn tokens_in_lists_of_one_length_are_tensors() {
                 .for_each(|w| assert!(e.to_string().contains(w), "{w} in {e}"));
         }
     };
-    let uneven = table(vec![(
-        "input_ids",
-        lists(vec![vec![1, 2], vec![3, 4], vec![5]]),
-    )]);
-    fails(&uneven, &["row 3", "input_ids"]);
+    let rows = || lists(vec![vec![1, 2, 3], vec![4], vec![5, 6]]);
+    let labels = |third: i64| lists(vec![vec![-100, 2, third], vec![4], vec![5, 6]]);
+    // Lists of several lengths are documents, one after the other.
+    for path in all_formats(dir.path(), &table(vec![("input_ids", rows())])) {
+        let all = read(&request(&path, 1, 2), &graph("")).unwrap();
+        let ids: Vec<i64> = all.iter().flat_map(|b| ints(b, "input_ids")).collect();
+        assert_eq!(ids, [1, 2, 3, 4, 5, 6]);
+    }
+    let masked = table(vec![("input_ids", rows()), ("labels", labels(3))]);
+    for path in all_formats(dir.path(), &masked) {
+        let all = read(&request(&path, 1, 2), &graph(LABELS)).unwrap();
+        let own: Vec<i64> = all.iter().flat_map(|b| ints(b, "labels")).collect();
+        assert_eq!(own, [-100, 2, 3, 4, 5, 6]);
+    }
+    let other = table(vec![("input_ids", rows()), ("labels", labels(7))]);
+    fails(&other, &["label 7 is not its own token, 3", "row 1"]);
+    let large = table(vec![("input_ids", lists(vec![vec![1], vec![2, 300]]))]);
+    fails(&large, &["token 300 has no row", "row 2", "0 to 299"]);
     let beyond = table(vec![("input_ids", lists(vec![vec![1, 2], vec![3, 300]]))]);
     fails(&beyond, &["row 1", "300", "0 to 299"]);
     let floats: ArrayRef = Arc::new(Float64Array::from(vec![1.0]));

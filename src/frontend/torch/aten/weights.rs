@@ -20,7 +20,10 @@ pub enum Kind {
         trainable: bool,
     },
     /// A registered buffer of a module.
-    Buffer,
+    Buffer {
+        /// True if the module's state dictionary holds it.
+        persistent: bool,
+    },
     /// A tensor that no module registers as parameter or buffer.
     Constant,
 }
@@ -72,6 +75,7 @@ impl Lowering<'_> {
                 origin.is_parameter = Some(true);
                 origin.frozen &= !trainable;
             }
+            origin.is_persistent |= weight.kind == Kind::Buffer { persistent: true };
             return Ok(tensor);
         }
         self.free_name(weight.name).map_err(place)?;
@@ -91,6 +95,7 @@ impl Lowering<'_> {
                 names: vec![weight.name.to_string()],
                 transposed,
                 is_parameter: Some(matches!(weight.kind, Kind::Parameter { .. })),
+                is_persistent: weight.kind == Kind::Buffer { persistent: true },
                 frozen: weight.kind == Kind::Parameter { trainable: false },
                 folded_from: Vec::new(),
             },

@@ -11,7 +11,7 @@ mod sympy;
 pub mod weights;
 
 use super::archive::Archive;
-use super::aten::Lowering;
+use super::aten::{Kind, Lowering};
 use super::value::TensorId;
 use crate::frontend::Model;
 use crate::frontend::given::Given;
@@ -158,10 +158,16 @@ fn sources(
         }
         match spec {
             InputSpec::Parameter { arg, name }
-            | InputSpec::Buffer { arg, name }
+            | InputSpec::Buffer { arg, name, .. }
             | InputSpec::TensorConstant { arg, name } => {
-                let is_parameter = matches!(spec, InputSpec::Parameter { .. });
-                replay.weight(&arg.name, name, &module.graph, weights, is_parameter)?;
+                let kind = match spec {
+                    InputSpec::Parameter { .. } => Kind::Parameter { trainable: true },
+                    InputSpec::Buffer { persistent, .. } => Kind::Buffer {
+                        persistent: *persistent,
+                    },
+                    _ => Kind::Constant,
+                };
+                replay.weight((&arg.name, name), &module.graph, weights, kind)?;
             }
             InputSpec::UserInput { arg } => match arg {
                 Argument::AsTensor(arg) => replay.input(&arg.name, &module.graph, given)?,

@@ -1,6 +1,6 @@
 //! Replays the nodes of a program, one call each. Values go by name, sizes are expressions, nested graphs are inlined.
 
-use super::super::aten::{Lowering, Place};
+use super::super::aten::{Kind, Lowering, Place};
 use super::super::scalars;
 use super::super::value::{TensorId, Value};
 use super::schema::{
@@ -38,16 +38,15 @@ impl<'l, 'g> Replay<'l, 'g> {
         }
     }
 
-    /// Declares a weight under the name by which nodes refer to it.
+    /// Declares a weight of the model under the name by which nodes refer to it.
     pub fn weight(
         &mut self,
-        arg: &str,
-        name: &str,
+        (arg, name): (&str, &str),
         graph: &Graph,
         weights: &weights::Weights,
-        parameter: bool,
+        kind: Kind,
     ) -> Result<()> {
-        let tensor = weights.declare(self.lowering, name, parameter)?;
+        let tensor = weights.declare(self.lowering, name, kind)?;
         self.name(graph, arg, tensor)
             .map_err(|e| e.at(format!("the weight `{name}`")))
     }

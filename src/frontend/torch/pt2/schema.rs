@@ -121,6 +121,8 @@ pub enum InputSpec {
         /// Key in [`WeightsConfig::config`], for example `norm.running_mean`.
         #[serde(rename = "buffer_name")]
         name: String,
+        /// True if the model's state dictionary holds it.
+        persistent: bool,
     },
     /// A tensor that the model's code holds, but registers neither as parameter nor as buffer.
     TensorConstant {

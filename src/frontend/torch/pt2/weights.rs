@@ -73,14 +73,14 @@ impl Weights {
     ///
     /// # Errors
     /// A weight that is missing or of no known kind; see [`Lowering::weight`].
-    pub fn declare(&self, lowering: &mut Lowering, name: &str, parameter: bool) -> Result<Value> {
+    pub fn declare(&self, lowering: &mut Lowering, name: &str, kind: Kind) -> Result<Value> {
         let place = |e: Box<Error>| e.at(format!("the weight `{name}`"));
         let stored = self
             .found
             .get(name)
             .ok_or_else(|| Error::model("data", format!("the archive has no weight `{name}`")))?;
         if stored.payload.use_pickle {
-            return pickled(lowering, stored, name, parameter).map_err(place);
+            return pickled(lowering, stored, name, kind).map_err(place);
         }
         let Some(meta) = &stored.payload.tensor_meta else {
             return Err(place(Error::model("data", "the file tells no type of it")));
@@ -103,7 +103,7 @@ impl Weights {
         }
         let tensor = lowering.weight(&Weight {
             name,
-            kind: kind(parameter, meta.requires_grad),
+            kind: trained(kind, meta.requires_grad),
             storage: &stored.path,
             bytes: stored.bytes.clone(),
             dtype: parts.map_or_else(|| dtype(meta).map_err(place), Ok)?,
@@ -118,15 +118,16 @@ impl Weights {
     }
 }
 
-fn kind(parameter: bool, trainable: bool) -> Kind {
-    match parameter {
-        true => Kind::Parameter { trainable },
-        false => Kind::Buffer,
+/// Returns the kind of a weight whose `requires_grad` is known.
+fn trained(kind: Kind, trainable: bool) -> Kind {
+    match kind {
+        Kind::Parameter { .. } => Kind::Parameter { trainable },
+        other => other,
     }
 }
 
 /// Declares a tensor that `torch.save` wrote.
-fn pickled(lowering: &mut Lowering, stored: &Stored, name: &str, parameter: bool) -> Result<Value> {
+fn pickled(lowering: &mut Lowering, stored: &Stored, name: &str, kind: Kind) -> Result<Value> {
     let archive = Archive::read(stored.bytes.clone())?;
     let text = archive.content("data.pkl", MAX_PICKLE_BYTES)?;
     let help = "export with plain tensors as parameters: a subclass of tensors is built by its own code, which is never run";
@@ -136,7 +137,7 @@ fn pickled(lowering: &mut Lowering, stored: &Stored, name: &str, parameter: bool
     let entry = format!("data/{}", tensor.key);
     let declared = lowering.weight(&Weight {
         name,
-        kind: kind(parameter, tensor.requires_grad),
+        kind: trained(kind, tensor.requires_grad),
         storage: &format!("{}/{entry}", stored.path),
         bytes: archive.mapped(&entry)?,
         dtype: tensor.dtype,

@@ -8,6 +8,7 @@ use crate::frontend::torch::aten::{Kind, Weight};
 use crate::frontend::torch::pickle::{Object, Ref};
 use crate::frontend::torch::stored::{StoredTensor, stored_tensor};
 use crate::frontend::torch::value::{TensorId, Value};
+use ckpt_passes::analysis::params::is_running_statistic;
 use ckpt_passes::ir::{DType, Dim};
 use ckpt_passes::{Error, Result};
 
@@ -112,7 +113,10 @@ impl Replay<'_, '_> {
             Some(n) if n.is_parameter => Kind::Parameter {
                 trainable: n.tensor.requires_grad,
             },
-            Some(n) if n.is_buffer => Kind::Buffer,
+            // The file does not tell which buffers are persistent. Running statistics are.
+            Some(n) if n.is_buffer => Kind::Buffer {
+                persistent: n.paths.iter().any(|path| is_running_statistic(path)),
+            },
             _ => Kind::Constant,
         };
         let own = [path.to_string()];
