@@ -381,13 +381,13 @@ fn every_update_goes_on_bit_for_bit_with_the_predicted_peak() {
 #[test]
 fn buffers_are_saved_with_the_parameters() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["buffers.pt2", "buffers.onnx", "data.npz"] {
+    for name in ["buffers.pt2", "buffers.onnx", "case.npz"] {
         std::fs::copy(fixture("buffers", name), dir.path().join(name)).unwrap();
     }
     let wanted = tensors::read(&fixture("buffers", "state.npz")).unwrap();
     let is_statistic = |name: &str| name.contains("running");
     for (model, out) in [("buffers.pt2", "a"), ("buffers.onnx", "b")] {
-        let train = "--loss mse --data data.npz --optimizer sgd --lr 0.1 --steps 1 --out";
+        let train = "--loss mse --data case.npz --optimizer sgd --lr 0.1 --steps 1 --out";
         let run = done(dir.path(), &words(&format!("train {model} {train} {out}")));
         let warning = "running statistics stay as they are in the model (`norm.running_mean`, `norm.running_var`)";
         assert!(stderr(&run).contains(warning), "{}", stderr(&run));
