@@ -112,7 +112,7 @@ pub fn has_collectives(graph: &Graph) -> bool {
     nodes.any(|(_, node)| node.op.effect == Effect::Collective)
 }
 
-/// Has the backward pass start from the rank's share of the loss, and makes the mean over all ranks the output.
+/// Starts the backward pass from this rank's share of the loss, and makes the mean over all ranks the output.
 ///
 /// # Errors
 /// Not one scalar loss; a loss or a node that ranks cannot share ([`mean_of_examples`]).

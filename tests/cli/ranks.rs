@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A folder with three models, and examples of which some labels do not count, another number in each example.
+/// A folder with three models, and examples that each ignore a different number of labels.
 fn workplace() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for model in ["llama32", "gpt2", "llama32_bf16", "llama32_mask"] {

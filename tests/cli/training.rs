@@ -36,7 +36,7 @@ pub(crate) fn workplace() -> tempfile::TempDir {
     dir
 }
 
-/// Returns the words of a run that writes to `out`, and of more texts.
+/// Returns the arguments of a run that writes to `out`, followed by the words of `more`.
 pub(crate) fn args<'a>(out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let own = TRAIN.split_whitespace().chain(["--out", out]);
     own.chain(more.iter().flat_map(|text| text.split_whitespace()))

@@ -5,7 +5,7 @@
 //! loss op requires that, the pass keeps them last and merges all other axes into one. Both rewrites save work. Values change
 //! only by the rounding of a product with fewer rows.
 //!
-//! A contrastive loss compares a matrix of similarities row by row, and its transpose, too. The transpose is computed as a
+//! A contrastive loss takes a softmax over each row and each column of a similarity matrix. The transpose is computed as a
 //! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole.
 
 use crate::error::{Error, Result};
