@@ -194,15 +194,8 @@ fn turn_operands(b: &mut Builder, turn: NodeId, chain: &[NodeId]) -> Result<(Val
     let swapped = Attrs::new()
         .with("transA", i64::from(trans_a))
         .with("transB", i64::from(trans_c));
-    let mut old = product.outs[0];
-    let mut new = b.emit(&GEMM, &[a, c], swapped)?;
-    for id in &chain[1..] {
-        let step = resume_at(b, *id);
-        let replace = |v: &Option<ValueId>| if *v == Some(old) { Some(new) } else { *v };
-        let ins = step.ins.iter().map(replace).collect();
-        old = step.outs[0];
-        new = b.emit_n(step.op, ins, step.attrs.clone(), 1)?[0];
-    }
+    let new = b.emit(&GEMM, &[a, c], swapped)?;
+    let new = repeat(b, &chain[1..], Some(product.outs[0]), new)?;
     take_over(b, node.outs[0], new);
     Ok((node.outs[0], new))
 }
@@ -216,13 +209,13 @@ fn resume_at(b: &mut Builder, id: NodeId) -> Node {
     node
 }
 
-/// Replaces a slice by the same computation of a sliced operand. Returns the old and the new value.
-fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(ValueId, ValueId)> {
-    let mut old = b.graph.node(chain[0]).ins[0];
-    let node = resume_at(b, slice);
-    let mut ins = node.ins.clone();
-    ins[0] = old;
-    let mut new = b.emit_n(&SLICE, ins, node.attrs.clone(), 1)?[0];
+/// Emits a chain of nodes once more, the first with `new` in place of the operand `old`. Returns the result of the last.
+fn repeat(
+    b: &mut Builder,
+    chain: &[NodeId],
+    mut old: Option<ValueId>,
+    mut new: ValueId,
+) -> Result<ValueId> {
     for id in chain {
         let step = resume_at(b, *id);
         let replace = |v: &Option<ValueId>| if *v == old { Some(new) } else { *v };
@@ -230,6 +223,17 @@ fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(Valu
         old = Some(step.outs[0]);
         new = b.emit_n(step.op, ins, step.attrs.clone(), 1)?[0];
     }
+    Ok(new)
+}
+
+/// Replaces a slice by the same computation of a sliced operand. Returns the old and the new value.
+fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(ValueId, ValueId)> {
+    let old = b.graph.node(chain[0]).ins[0];
+    let node = resume_at(b, slice);
+    let mut ins = node.ins.clone();
+    ins[0] = old;
+    let new = b.emit_n(&SLICE, ins, node.attrs.clone(), 1)?[0];
+    let new = repeat(b, chain, old, new)?;
     take_over(b, node.outs[0], new);
     Ok((node.outs[0], new))
 }
