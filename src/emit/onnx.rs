@@ -53,8 +53,13 @@ impl Package {
     /// Lists the trained initializers of `graph` among the inputs too, so that a caller can override them.
     pub fn declare_trained(&mut self, graph: &Graph) {
         let trained = trained(graph);
+        self.declare(graph, |id| trained.contains_key(&id));
+    }
+
+    /// Lists those initializers of `graph` that `wanted` accepts among the inputs too.
+    pub fn declare(&mut self, graph: &Graph, wanted: impl Fn(ValueId) -> bool) {
         let inits = graph.inits().map(|(id, _)| id);
-        let inputs = inits.filter(|id| trained.contains_key(id));
+        let inputs = inits.filter(|id| wanted(*id));
         if let Some(file) = &mut self.model.graph {
             file.input.extend(inputs.map(|id| value_info(graph, id)));
         }

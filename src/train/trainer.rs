@@ -6,10 +6,10 @@
 
 use super::checkpoint::{Checkpoint, Checkpoints, FOLDER, Manifest, lock};
 use super::data::{self, Batch, Batches, DataRequest};
-use super::evaluation::{evaluate, forward};
+use super::evaluation::evaluate;
 use super::events::EventFile;
 use super::identity;
-use super::inputs::{Number, loss, numbers, runs_per_update, takes};
+use super::inputs::{Number, numbers, runs_per_update, takes};
 use super::metrics::{self, MetricsFile, StepMetrics};
 use super::page;
 use super::peers::{Peers, RankPeak};
@@ -21,6 +21,7 @@ use super::weights::{self, Buffers};
 use crate::attention::Attention;
 use crate::comparison::ready;
 use crate::emit::file::write_whole;
+use crate::forward::{forward, loss};
 use crate::frontend::given::Given;
 use crate::frontend::load;
 use crate::optimize::optimize;
