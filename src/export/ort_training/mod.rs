@@ -12,13 +12,13 @@
 mod checkpoint;
 
 use crate::emit::file::Batch;
-use crate::emit::onnx::{Weights, package};
+use crate::emit::onnx::{Weights, package_up_to};
 use crate::export::weights;
 use crate::forward::{forward, loss};
 use crate::frontend::file::io_error;
 use crate::frontend::given::Given;
 use crate::frontend::load;
-use crate::onnx::messages::attribute;
+use crate::onnx::messages::{attribute, opset_import};
 use crate::onnx::proto::{
     GraphProto, MAX_MODEL_BYTES, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
     TypeProto, ValueInfoProto, type_proto,
@@ -239,10 +239,10 @@ fn update(optimizer: &Optimizer) -> Result<ModelProto> {
             "updated",
         )
     };
-    let mut model = ModelProto {
+    Ok(ModelProto {
         ir_version: Some(GREATEST_IR),
         producer_name: Some("ckpt-opt".into()),
-        opset_import: vec![domain("", GREATEST_OPSET)],
+        opset_import: vec![opset_import("", GREATEST_OPSET), opset_import(DOMAIN, 1)],
         graph: Some(GraphProto {
             name: Some("optimizer".into()),
             node: vec![node],
@@ -251,9 +251,7 @@ fn update(optimizer: &Optimizer) -> Result<ModelProto> {
             ..GraphProto::default()
         }),
         ..ModelProto::default()
-    };
-    model.opset_import.push(domain(DOMAIN, 1));
-    Ok(model)
+    })
 }
 
 /// Returns the training graph as a model that adds gradients to buffers.
@@ -305,7 +303,7 @@ fn training(
         file.value_info.push(gradient);
     }
     file.input.push(info(RESET, tensor_type(DType::Bool, Some(&[1]))));
-    model.opset_import.push(domain(DOMAIN, 1));
+    model.opset_import.push(opset_import(DOMAIN, 1));
     Ok(model)
 }
 
@@ -325,7 +323,7 @@ fn with_inputs(graph: &Graph, given: &BTreeSet<&str>) -> Result<ModelProto> {
                 .help("plan the graph for one process, without --mesh"));
         }
     }
-    let mut package = package(graph, &Weights::Inside)?;
+    let mut package = package_up_to(graph, &Weights::Inside, GREATEST_OPSET)?;
     package.declare(graph, |id| given.contains(graph.value(id).name.as_str()));
     let mut model = package.model;
     let opset = model.opset_import.iter().find(|o| o.domain().is_empty());
@@ -351,13 +349,6 @@ fn encoded(model: ModelProto) -> Result<Vec<u8>> {
         return Err(Error::model("format", what).found(format!("{bytes} bytes")));
     }
     Ok(model.encode_to_vec())
-}
-
-fn domain(name: &str, version: i64) -> OperatorSetIdProto {
-    OperatorSetIdProto {
-        domain: Some(name.into()),
-        version: Some(version),
-    }
 }
 
 fn node<'a>(
