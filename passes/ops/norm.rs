@@ -11,8 +11,8 @@ use super::rule::*;
 use super::sum_to::sum_down;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, Body, BodyCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef,
-    Sized, Slot, fresh,
+    BatchAxes, Body, BodyCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass,
+    OpDef, Sized, Slot, fresh,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, NodeId, Ty, ValueId, same_dims};
 

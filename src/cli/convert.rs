@@ -20,7 +20,11 @@ struct Report {
 }
 
 impl Report {
-    fn new(files: &[PathBuf], (changed, adapters): (usize, usize), warnings: Vec<String>) -> Report {
+    fn new(
+        files: &[PathBuf],
+        (changed, adapters): (usize, usize),
+        warnings: Vec<String>,
+    ) -> Report {
         Report {
             written: files.iter().map(|f| f.display().to_string()).collect(),
             changed,

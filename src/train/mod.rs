@@ -2,7 +2,8 @@
 //!
 //! `trainer` is the loop. `data` makes batches from files, [`schedule`] learning rates, `checkpoint` and `saver` what survives a
 //! crash, [`metrics`] one line for each step, `events` the same for TensorBoard, `page` the curves, `spans` where the time goes, `evaluation` the loss on
-//! other data, `weights` what the framework loads. All but a few need feature `torch`.
+//! other data, `weights` what the framework loads, `ort_training` what
+//! ONNX Runtime's training loads. All but a few need feature `torch`.
 
 #[cfg(feature = "torch")]
 pub mod checkpoint;
@@ -16,6 +17,8 @@ mod events;
 mod identity;
 pub mod inputs;
 pub mod metrics;
+#[cfg(feature = "torch")]
+mod ort_training;
 #[cfg(feature = "torch")]
 mod page;
 #[cfg(feature = "torch")]

@@ -71,10 +71,7 @@ pub fn encode(trained: &[(&str, Tensor)], frozen: &[(&str, Tensor)]) -> Result<V
     Ok(content)
 }
 
-fn tensors(
-    builder: &mut FlatBufferBuilder,
-    tensors: &[(&str, Tensor)],
-) -> Result<Vec<Table>> {
+fn tensors(builder: &mut FlatBufferBuilder, tensors: &[(&str, Tensor)]) -> Result<Vec<Table>> {
     let mut tables = Vec::new();
     for (name, content) in tensors {
         let absent = || {
@@ -94,4 +91,3 @@ fn tensors(
     }
     Ok(tables)
 }
-

@@ -19,11 +19,11 @@ use crate::frontend::file::io_error;
 use crate::frontend::given::Given;
 use crate::frontend::load;
 use crate::onnx::messages::{attribute, opset_import};
+use crate::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::onnx::proto::{
     GraphProto, MAX_MODEL_BYTES, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
     TypeProto, ValueInfoProto, type_proto,
 };
-use crate::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::tensors::Tensors;
 use ckpt_passes::analysis::gradients::{has_backward, trained, updated};
 use ckpt_passes::analysis::params::{Selection, parameters};
@@ -37,10 +37,10 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The folder in that of a run.
+/// The word of the option, and the name of the folder in that of a run.
 pub const FOLDER: &str = "ort-training";
-/// The code of errors, and the word of the option.
-pub const CODE: &str = "ort-training";
+/// The code of errors.
+const CODE: &str = FOLDER;
 
 const TRAINING: &str = "training_model.onnx";
 const EVAL: &str = "eval_model.onnx";
@@ -100,11 +100,16 @@ impl Artifacts {
                     .help("export the model in float32, or freeze the parameter with --freeze"));
             }
         }
-        let is_frozen = |id: &ValueId| !gradients.contains_key(id) && graph.ty(*id).dtype == DType::F32;
+        let is_frozen =
+            |id: &ValueId| !gradients.contains_key(id) && graph.ty(*id).dtype == DType::F32;
         let frozen = parameters(&graph, &Selection::default())?.into_iter();
         let frozen: Vec<ValueId> = frozen.map(|p| p.value).filter(is_frozen).collect();
         let trained: Vec<ValueId> = gradients.keys().copied().collect();
-        let given: BTreeSet<&str> = trained.iter().chain(&frozen).map(|id| graph.value(*id).name.as_str()).collect();
+        let given: BTreeSet<&str> = trained
+            .iter()
+            .chain(&frozen)
+            .map(|id| graph.value(*id).name.as_str())
+            .collect();
         let models = [
             (EVAL, encoded(evaluation(&graph, &given)?)?),
             (OPTIMIZER, encoded(update(optimizer)?)?),
@@ -246,7 +251,10 @@ fn update(optimizer: &Optimizer) -> Result<ModelProto> {
         graph: Some(GraphProto {
             name: Some("optimizer".into()),
             node: vec![node],
-            input: inputs.into_iter().chain(SEQUENCES.iter().map(sequence)).collect(),
+            input: inputs
+                .into_iter()
+                .chain(SEQUENCES.iter().map(sequence))
+                .collect(),
             output: vec![scalar("updated", DType::Bool)],
             ..GraphProto::default()
         }),
@@ -299,10 +307,12 @@ fn training(
             ..gradient.clone()
         });
         let out = format!("{name}{ACCUMULATED}");
-        file.output.push(info(&out, tensor_type(DType::Bool, Some(&[1]))));
+        file.output
+            .push(info(&out, tensor_type(DType::Bool, Some(&[1]))));
         file.value_info.push(gradient);
     }
-    file.input.push(info(RESET, tensor_type(DType::Bool, Some(&[1]))));
+    file.input
+        .push(info(RESET, tensor_type(DType::Bool, Some(&[1]))));
     model.opset_import.push(opset_import(DOMAIN, 1));
     Ok(model)
 }
