@@ -47,7 +47,7 @@ pub fn encode(trained: &[(&str, Tensor)], frozen: &[(&str, Tensor)]) -> Result<V
     let bytes: u64 = sizes.sum();
     if bytes > MAX_BYTES {
         let what = "the parameters exceed the 2 GiB that a checkpoint of ONNX Runtime holds";
-        return Err(Error::model("ort-training", what)
+        return Err(Error::model("format", what)
             .expected(format!("at most {MAX_BYTES} bytes"))
             .found(format!("{bytes} bytes"))
             .help("write a smaller model, or use --to onnx"));

@@ -39,8 +39,6 @@ use std::path::{Path, PathBuf};
 
 /// The word of the option, and the name of the folder in that of a run.
 pub const FOLDER: &str = "ort-training";
-/// The code of errors.
-const CODE: &str = FOLDER;
 
 const TRAINING: &str = "training_model.onnx";
 const EVAL: &str = "eval_model.onnx";
@@ -76,7 +74,7 @@ impl Artifacts {
         }
         if !updated(&graph).is_empty() {
             let what = "the training graph updates its parameters itself";
-            return Err(Error::usage(CODE, what)
+            return Err(Error::usage("ort-training", what)
                 .expected("a training graph whose gradients are outputs")
                 .help("write the graph again without --optimizer; the optimizer is a model of its own here"));
         }
@@ -86,7 +84,7 @@ impl Artifacts {
             .collect();
         if gradients.is_empty() {
             let what = "no gradient of the graph belongs to a parameter in its file";
-            return Err(Error::usage(CODE, what)
+            return Err(Error::usage("ort-training", what)
                 .expected("outputs `<parameter>.grad`")
                 .help("write the graph with --loss, as `ckpt-opt MODEL -o train.onnx --loss causal-lm`"));
         }
@@ -94,7 +92,7 @@ impl Artifacts {
             let (name, ty) = (&graph.value(id).name, graph.ty(id));
             if ty.dtype != DType::F32 {
                 let what = format!("ONNX Runtime accumulates gradients in float32 only: `{name}`");
-                return Err(Error::usage(CODE, what)
+                return Err(Error::usage("ort-training", what)
                     .expected(DType::F32.to_string())
                     .found(ty.dtype.to_string())
                     .help("export the model in float32, or freeze the parameter with --freeze"));
@@ -183,7 +181,7 @@ pub fn read(source: &Path, given: &Given, optimizer: &Optimizer) -> Result<Artif
 
 /// The error for a model without a backward pass.
 pub(super) fn no_training_graph() -> Box<Error> {
-    Error::usage(CODE, "the model has no backward pass")
+    Error::usage("ort-training", "the model has no backward pass")
         .expected("a training graph")
         .help("make one first: ckpt-opt MODEL -o train.onnx --loss causal-lm --budget 60%")
 }
@@ -201,7 +199,7 @@ fn update(optimizer: &Optimizer) -> Result<ModelProto> {
     } = *optimizer
     else {
         let what = "ONNX Runtime's training has no such optimizer";
-        return Err(Error::usage(CODE, what)
+        return Err(Error::usage("ort-training", what)
             .expected("adamw")
             .found(optimizer.to_string())
             .help("use --optimizer adamw"));
@@ -328,7 +326,7 @@ fn with_inputs(graph: &Graph, given: &BTreeSet<&str>) -> Result<ModelProto> {
             && let Body::None(why) = node.op.body
         {
             let what = format!("ONNX Runtime cannot run {}: {why}", node.op.name);
-            return Err(Error::usage(CODE, what)
+            return Err(Error::usage("ort-training", what)
                 .at(graph.describe(id))
                 .help("plan the graph for one process, without --mesh"));
         }
@@ -340,7 +338,7 @@ fn with_inputs(graph: &Graph, given: &BTreeSet<&str>) -> Result<ModelProto> {
     let opset = opset.map_or(0, OperatorSetIdProto::version);
     if opset > GREATEST_OPSET {
         let what = "the graph has ops that the last ONNX Runtime with training does not know";
-        return Err(Error::model(CODE, what)
+        return Err(Error::model("opset", what)
             .expected(format!("opset {GREATEST_OPSET} or older"))
             .found(format!("opset {opset}"))
             .help("export the model at opset 18 to 21"));
