@@ -112,7 +112,7 @@ impl Saver {
         let start = || -> Result<_> {
             let thread = std::thread::Builder::new().name("checkpoint".into());
             let failed = |e| Error::environment("thread", format!("cannot start a thread: {e}"));
-            Ok(thread.spawn(write).map_err(failed)?)
+            thread.spawn(write).map_err(failed)
         };
         // Where all fits, the step that follows waits least if nothing is written beside the copy.
         let later = match fits {

@@ -124,7 +124,23 @@ fn the_models_have_the_names_that_onnx_runtime_looks_for() {
         assert_eq!(tensor.bytes(), initial[name].bytes(), "{name}");
     }
 
-    let training = model(&folder, "training");
+    check_training(&folder, &trained);
+    check_evaluation_and_update(&folder, &trained);
+
+    // Other weights: the models stay, the checkpoint holds them.
+    let (name, old) = trained.first_key_value().unwrap();
+    let twos = Tensor::rounded(DType::F32, &old.dims, (0..old.elements()).map(|_| 2.0));
+    let new = Tensors::from([(name.clone(), twos.clone())]);
+    assert_eq!(artifacts.set(&new).unwrap().0, 1);
+    artifacts.write(&folder).unwrap();
+    assert_eq!(parameters(&folder)[0][name].bytes(), twos.bytes());
+    let unknown = Tensors::from([("no.such".to_string(), twos)]);
+    assert_eq!(artifacts.set(&unknown).unwrap_err().code(), "weights");
+}
+
+/// The training model adds each gradient to its buffer, and holds the plan.
+fn check_training(folder: &Path, trained: &Tensors) {
+    let training = model(folder, "training");
     let graph = training.graph.unwrap();
     let (ins, outs) = (names(&graph.input), names(&graph.output));
     assert_eq!(outs[0], "loss");
@@ -166,8 +182,10 @@ fn the_models_have_the_names_that_onnx_runtime_looks_for() {
         opsets[""] <= 21 && opsets["com.microsoft"] == 1,
         "{opsets:?}"
     );
+}
 
-    let eval = model(&folder, "eval").graph.unwrap();
+fn check_evaluation_and_update(folder: &Path, trained: &Tensors) {
+    let eval = model(folder, "eval").graph.unwrap();
     assert_eq!(names(&eval.output), ["loss"]);
     assert!(
         eval.node
@@ -178,7 +196,7 @@ fn the_models_have_the_names_that_onnx_runtime_looks_for() {
         assert!(names(&eval.input).contains(&name.as_str()), "{name}");
     }
 
-    let update = model(&folder, "optimizer").graph.unwrap();
+    let update = model(folder, "optimizer").graph.unwrap();
     let sequences = [
         "params",
         "gradients",
@@ -200,16 +218,6 @@ fn the_models_have_the_names_that_onnx_runtime_looks_for() {
     assert_eq!(settings["beta"].0, Some(0.95));
     assert_eq!(settings["weight_decay"].0, Some(0.5));
     assert_eq!(settings["adam_mode"].1, Some(0));
-
-    // Other weights: the models stay, the checkpoint holds them.
-    let (name, old) = trained.first_key_value().unwrap();
-    let twos = Tensor::rounded(DType::F32, &old.dims, (0..old.elements()).map(|_| 2.0));
-    let new = Tensors::from([(name.clone(), twos.clone())]);
-    assert_eq!(artifacts.set(&new).unwrap().0, 1);
-    artifacts.write(&folder).unwrap();
-    assert_eq!(parameters(&folder)[0][name].bytes(), twos.bytes());
-    let unknown = Tensors::from([("no.such".to_string(), twos)]);
-    assert_eq!(artifacts.set(&unknown).unwrap_err().code(), "weights");
 }
 
 #[test]

@@ -16,7 +16,7 @@ const IDENTIFIER: &str = "ODTC";
 const MAX_BYTES: u64 = (1 << 31) - (1 << 24);
 
 /// Fields of `Checkpoint`.
-mod checkpoint {
+mod root {
     pub const VERSION: u16 = 0;
     pub const MODULE_STATE: u16 = 1;
 }
@@ -62,8 +62,8 @@ pub fn encode(trained: &[(&str, Tensor)], frozen: &[(&str, Tensor)]) -> Result<V
     builder.push_slot_always(slot(module_state::FROZEN), frozen);
     let state = builder.end_table(table);
     let table = builder.start_table();
-    builder.push_slot_always(slot(checkpoint::VERSION), VERSION);
-    builder.push_slot_always(slot(checkpoint::MODULE_STATE), state);
+    builder.push_slot_always(slot(root::VERSION), VERSION);
+    builder.push_slot_always(slot(root::MODULE_STATE), state);
     let root = builder.end_table(table);
     builder.finish(root, Some(IDENTIFIER));
     let (mut content, start) = builder.collapse();

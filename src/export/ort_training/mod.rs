@@ -109,9 +109,9 @@ impl Artifacts {
             .map(|id| graph.value(*id).name.as_str())
             .collect();
         let models = [
-            (EVAL, encoded(evaluation(&graph, &given)?)?),
-            (OPTIMIZER, encoded(update(optimizer)?)?),
-            (TRAINING, encoded(training(&graph, &gradients, &given)?)?),
+            (EVAL, encoded(&evaluation(&graph, &given)?)?),
+            (OPTIMIZER, encoded(&update(optimizer)?)?),
+            (TRAINING, encoded(&training(&graph, &gradients, &given)?)?),
         ];
         Ok(Artifacts {
             models,
@@ -186,7 +186,7 @@ pub(super) fn no_training_graph() -> Box<Error> {
         .help("make one first: ckpt-opt MODEL -o train.onnx --loss causal-lm --budget 60%")
 }
 
-/// Returns the settings of AdamW.
+/// Returns the model of one update.
 ///
 /// # Errors
 /// Another optimizer.
@@ -350,7 +350,7 @@ fn with_inputs(graph: &Graph, given: &BTreeSet<&str>) -> Result<ModelProto> {
     Ok(model)
 }
 
-fn encoded(model: ModelProto) -> Result<Vec<u8>> {
+fn encoded(model: &ModelProto) -> Result<Vec<u8>> {
     let bytes = model.encoded_len() as u64;
     if bytes > MAX_MODEL_BYTES {
         let what = "the model would exceed the 2 GiB that an ONNX file can hold";
