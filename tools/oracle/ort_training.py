@@ -5,8 +5,8 @@ Needs onnxruntime-training 1.19.2, which excludes onnxruntime: an environment of
     python3.11 -m venv ort && ort/bin/pip install onnxruntime-training==1.19.2
     ort/bin/python tools ort_training DIR --inputs batch.npz --lr 0.01 --expect run.npz
 
-`run.npz` holds what `ckpt-opt run --steps N --outputs run.npz` left of the same graph with `--optimizer adamw`: the loss of the last
-step, and the parameters as `NAME.updated`.
+`run.npz` holds what `ckpt-opt run --steps N --outputs run.npz` left of the same graph with `--optimizer adamw`: the loss
+of the last step, and the parameters as `NAME.updated`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 
 
 def training_api() -> Any:
-    """Returns `onnxruntime.training.api`. The package around it imports PyTorch, which training on a device does not need."""
+    """Returns `onnxruntime.training.api`. The package around it imports PyTorch, which a device does not need."""
     runtime = importlib.import_module("onnxruntime")
     package = types.ModuleType("onnxruntime.training")
     package.__path__ = [os.path.join(os.path.dirname(str(runtime.__file__)), "training")]
@@ -78,7 +78,8 @@ def main() -> int:
     module.eval()
     outputs = module(*batch)
     final = float(np.ravel(outputs[0] if isinstance(outputs, tuple) else outputs)[0])
-    print(f"losses {losses}, then {final} in eval_model.onnx; training_model.onnx added {added / 2**20:.0f} MiB to the process")
+    print(f"losses {losses}, then {final} in eval_model.onnx")
+    print(f"training_model.onnx added {added / 2**20:.0f} MiB to the process")
     if not losses[0] > losses[-1] > final:
         print("the loss does not fall", file=sys.stderr)
         return 1
