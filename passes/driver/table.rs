@@ -16,6 +16,7 @@ use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
 use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
+use crate::transform::overlap::overlap;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::stop_gradient::self_differences;
@@ -42,6 +43,7 @@ pub static ALL: &[&Pass] = &[
     &TILE,
     &COLLECTIVES,
     &OPTIMIZER,
+    &OVERLAP,
     &PLAN,
     &REMAT,
     &DCE,
@@ -261,6 +263,9 @@ static TILE: Pass = Pass {
                             reduce_gradients(graph, mesh)?;
                         }
                         add_updates(graph, &request.updates, request.mesh.as_ref())?;
+                        if let Some(bytes) = bucket_bytes(request) {
+                            overlap(graph, bytes)?;
+                        }
                         Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
                     input: &|graph| Ok(bound(graph, &binding, request)?.input),
@@ -356,6 +361,24 @@ static OPTIMIZER: Pass = Pass {
         );
         cx.updates = updates;
         Ok(Changed::Yes)
+    },
+};
+
+/// Returns the bytes of a bucket, where sums run beside other nodes.
+fn bucket_bytes(request: &Request) -> Option<u64> {
+    let mesh = request.mesh.filter(|mesh| mesh.ranks > 1);
+    mesh.map(|mesh| mesh.bucket_bytes).filter(|n| *n > 0)
+}
+
+static OVERLAP: Pass = Pass {
+    name: "overlap",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| match bucket_bytes(&cx.request) {
+        Some(bytes) => Ok(overlap(graph, bytes)?.into()),
+        None => Ok(Changed::No),
     },
 };
 

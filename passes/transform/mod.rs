@@ -11,6 +11,7 @@ pub mod lora;
 pub mod loss;
 pub mod optimizer;
 pub mod order;
+pub mod overlap;
 pub mod remat;
 pub mod rng_streams;
 pub mod saved_attention;

@@ -19,6 +19,7 @@ use super::index_errors;
 use super::inputs::{self, Input};
 use super::kernels::{self, copy_into, scalar_number};
 use super::observed::Observed;
+use super::pending_sums;
 use super::recorder::Recorder;
 use super::specialization::{NodeForm, Specialization, SpecializationKey};
 use super::step::{Given, Step};
@@ -459,6 +460,7 @@ impl<'g> Program<'g> {
         };
         // Whatever became of the run, none of its transfers is under way afterwards.
         drop(values.transfers.finish());
+        pending_sums::finish();
         if done.is_err() {
             let values = &mut *values;
             values.train_state.recover(&values.tensors);

@@ -8,15 +8,16 @@
 //! A process can also play one rank of many [alone](alone): its collectives copy and wait for nobody, in the memory that
 //! they take among others.
 
-use super::convert::torch_error;
+use super::convert::tch_error;
 use ckpt_passes::ops::collective::slice_of;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{TorchError, ranks};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 /// The variable that names the file of the store, which `train --ranks` sets.
 pub const STORE_FILE: &str = "CKPT_OPT_STORE";
@@ -257,6 +258,7 @@ pub struct Group {
     is_joined: bool,
 }
 
+static TAG: AtomicI64 = AtomicI64::new(0);
 static GROUPS: Mutex<BTreeMap<String, Group>> = Mutex::new(BTreeMap::new());
 
 fn groups() -> MutexGuard<'static, BTreeMap<String, Group>> {
@@ -310,23 +312,22 @@ pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
 }
 
 impl Group {
-    /// Sends each rank its slice of a tensor, and receives this rank's slice from each, one after the other.
+    /// Takes a number for a sum: all ranks begin the same sums in the same order.
+    pub(super) fn next_tag() -> i64 {
+        // Tags are 31 bits wide.
+        2 * (TAG.fetch_add(1, Ordering::Relaxed) % (1 << 29))
+    }
+
+    /// Sums tensors over the ranks: in place, or this rank's slices of the sums into `slices`. Alone, nothing is added.
     ///
     /// # Errors
     /// Another rank is gone or too late.
-    pub fn exchange(&self, x: &Tensor, received: &Tensor) -> Result<()> {
-        let sizes = self.slice_bytes(x);
-        let own = vec![sizes[self.rank as usize]; sizes.len()];
-        if self.is_joined {
-            return ranks::exchange(&self.name, (x, &sizes), (received, &own))
-                .map_err(|e| self.lost(&e));
+    pub fn add_up(&self, tag: i64, tensors: &[Tensor], slices: Option<&[Tensor]>) -> Result<()> {
+        let place = (&*self.name, self.rank, self.ranks);
+        match self.is_joined {
+            true => ranks::sum(place, tag, tensors, slices).map_err(|e| self.lost(&e)),
+            false => Ok(()),
         }
-        let (from, len) = slice_of(x.numel() as i64, self.ranks, self.rank);
-        let own = x.view([-1]).narrow(0, from, len);
-        for rank in 0..self.ranks {
-            received.narrow(0, rank * len, len).copy_(&own);
-        }
-        Ok(())
     }
 
     /// Returns true if the other ranks are not there: their slices stay as they are.
@@ -350,12 +351,10 @@ impl Group {
     /// # Errors
     /// Another rank is gone or too late.
     pub fn sum(&self, number: u64) -> Result<u64> {
-        let all = Tensor::from_slice(&vec![number as i64; self.ranks as usize]);
-        let received = ckpt_torch::empty(&[self.ranks], Kind::Int64).map_err(torch_error)?;
-        self.exchange(&all, &received)?;
-        let numbers = Vec::<i64>::try_from(&received);
-        let numbers = numbers.map_err(|e| Error::bug("ranks", e.to_string()))?;
-        Ok(numbers.into_iter().map(|n| n as u64).sum())
+        let all = Tensor::from_slice(&[number as i64]);
+        self.add_up(Group::next_tag(), std::slice::from_ref(&all), None)?;
+        let sum = all.f_int64_value(&[0]).map_err(|e| tch_error(&e))?;
+        Ok(sum as u64)
     }
 
     fn slice_bytes(&self, x: &Tensor) -> Vec<i64> {

@@ -131,10 +131,18 @@ fn two_ranks_are_accumulated_micro_batches_and_slices_change_no_bit() {
             assert!(same == summed, "{model}: {shard} differs from DDP");
             assert!(peak(&sliced) < peak(&ddp), "{model}: {shard} takes no less");
         }
+        // One bucket holds all gradients so far.
+        for (bucket, shard) in [("0", "none"), ("20KB", "none"), ("20KB", "grads")] {
+            let more = ["--dim", "batch=2", "--ranks", "2", "--shard", shard];
+            let more = [&more[..], &["--bucket", bucket]].concat();
+            let (_, same) = run(&format!("{shard}-{bucket}"), &more);
+            assert!(same == summed, "{model}: --bucket {bucket} changes bits");
+        }
         if model != "llama32" {
             continue;
         }
-        let (_, four) = run("four", &["--dim", "batch=1", "--ranks", "4"]);
+        let few = ["--dim", "batch=1", "--ranks", "4", "--bucket", "20KB"];
+        let (_, four) = run("four", &few);
         for shard in ["optimizer", "grads"] {
             let more = ["--dim", "batch=1", "--ranks", "4", "--shard", shard];
             let (_, same) = run(&format!("four-{shard}"), &more);

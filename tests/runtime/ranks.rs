@@ -16,6 +16,8 @@ use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
 use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::loss::Loss;
 
+/// Bytes of buckets: of each gradient at once, of a few, and of all together.
+const BUCKETS: [u64; 3] = [0, 20_000, 25 << 20];
 const SHARDS: [Shard; 3] = [Shard::None, Shard::Optimizer, Shard::Grads];
 
 fn of_rank(name: &str, mesh: Mesh, plan: PlanRequest, is_fused: bool) -> Option<Graph> {
@@ -64,7 +66,11 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
         for name in ["gpt2", "llama32_bf16"] {
             for ranks in [2, 4] {
                 let shard = SHARDS[(i + ranks as usize) % 3];
-                let mesh = Mesh { ranks, shard };
+                let mesh = Mesh {
+                    ranks,
+                    shard,
+                    bucket_bytes: BUCKETS[i % 3],
+                };
                 let Some(graph) = of_rank(name, mesh, plan.clone(), i % 2 == 0) else {
                     continue;
                 };
@@ -80,7 +86,11 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
 #[test]
 fn states_fall_with_the_number_of_ranks() {
     let bytes = |ranks, shard| {
-        let mesh = Mesh { ranks, shard };
+        let mesh = Mesh {
+            ranks,
+            shard,
+            bucket_bytes: 0,
+        };
         let graph = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
         measured(&graph, ranks)[0]
     };
@@ -106,7 +116,11 @@ fn a_plan_neither_repeats_nor_drops_nor_reorders_what_ranks_do_together() {
         .collect()
     };
     for shard in SHARDS {
-        let mesh = Mesh { ranks: 2, shard };
+        let mesh = Mesh {
+            ranks: 2,
+            shard,
+            bucket_bytes: BUCKETS[1],
+        };
         let plain = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
         let expected = collectives(&plain);
         assert!(expected.len() > 20, "{shard}: {}", expected.len());
