@@ -24,6 +24,8 @@ pub const STORE_FILE: &str = "CKPT_OPT_STORE";
 pub use ckpt_passes::ops::collective::DATA_PARALLEL;
 /// How long rank 0 sleeps between looks at whether the others have read what it serves.
 const LOOK: Duration = Duration::from_millis(2);
+/// Stands between texts that are told at once.
+const BETWEEN: &str = "\u{1f}";
 /// How long rank 0 serves others what is wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -200,16 +202,29 @@ impl Ranks {
     /// # Errors
     /// A rank that has another text, or none within the time limit.
     pub fn agree(&self, key: &str, text: &str) -> Result<()> {
-        self.tell(key, text)?;
+        self.agree_on(key, &[(key, text)])
+    }
+
+    /// As [`Ranks::agree`], for several texts at once, each with what it is.
+    ///
+    /// # Errors
+    /// As [`Ranks::agree`], for the first text that differs.
+    pub fn agree_on(&self, key: &str, facts: &[(&str, &str)]) -> Result<()> {
+        let own = facts.iter().map(|(_, text)| *text);
+        self.tell(key, &own.collect::<Vec<_>>().join(BETWEEN))?;
         let same = (0..self.ranks).try_for_each(|rank| {
-            let theirs = self.hear(key, rank)?;
-            match theirs == text {
-                true => Ok(()),
-                false => Err(fail(format!("the ranks do not have the same {key}"))
-                    .expected(format!("that of rank {}: {text}", self.rank))
-                    .found(format!("that of rank {rank}: {theirs}"))
-                    .help("start all ranks with the same files, options and version")),
-            }
+            let heard = self.hear(key, rank)?;
+            let mut theirs = heard.split(BETWEEN);
+            facts.iter().try_for_each(|(what, text)| {
+                let other = theirs.next().unwrap_or_default();
+                match other == *text {
+                    true => Ok(()),
+                    false => Err(fail(format!("the ranks do not have the same {what}"))
+                        .expected(format!("that of rank {}: {text}", self.rank))
+                        .found(format!("that of rank {rank}: {other}"))
+                        .help("start all ranks with the same files, options and version")),
+                }
+            })
         });
         // Rank 0 may serve the store, so it stays until all have read: also what is wrong.
         let done = format!("{key}/read");
@@ -236,6 +251,11 @@ impl Ranks {
         ranks::join(&self.store, name, place, self.limit, self.host).map_err(|e| self.lost(&e))?;
         Ok(put(name, place, true))
     }
+}
+
+/// Returns the bytes of the buffers that exchanges have taken, beside libtorch's allocator.
+pub fn exchange_bytes() -> u64 {
+    ranks::scratch_bytes()
 }
 
 fn lost(rank: usize, ranks: usize, e: &TorchError) -> Box<Error> {
