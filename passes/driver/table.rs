@@ -16,6 +16,7 @@ use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
 use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
+use crate::transform::gather::shard_parameters;
 use crate::transform::overlap::overlap;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
@@ -43,6 +44,7 @@ pub static ALL: &[&Pass] = &[
     &TILE,
     &COLLECTIVES,
     &OPTIMIZER,
+    &GATHER,
     &OVERLAP,
     &PLAN,
     &REMAT,
@@ -263,6 +265,9 @@ static TILE: Pass = Pass {
                             reduce_gradients(graph, mesh)?;
                         }
                         add_updates(graph, &request.updates, request.mesh.as_ref())?;
+                        if shards_parameters(request) {
+                            shard_parameters(graph)?;
+                        }
                         if let Some(bytes) = bucket_bytes(request) {
                             overlap(graph, bytes)?;
                         }
@@ -361,6 +366,22 @@ static OPTIMIZER: Pass = Pass {
         );
         cx.updates = updates;
         Ok(Changed::Yes)
+    },
+};
+
+fn shards_parameters(request: &Request) -> bool {
+    request.mesh.is_some_and(|mesh| mesh.shard >= Shard::Params)
+}
+
+static GATHER: Pass = Pass {
+    name: "gather",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| match shards_parameters(&cx.request) {
+        true => Ok(shard_parameters(graph)?.into()),
+        false => Ok(Changed::No),
     },
 };
 

@@ -18,7 +18,7 @@ use ckpt_ir::error::Result;
 use ckpt_ir::op::{
     BatchAxes, Body, Domain, Effect, Footprint, Grad, InferCx, OpClass, OpDef, Place, Sized, fresh, free,
 };
-use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Ty};
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Graph, Ty, ValueId};
 
 /// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
@@ -28,6 +28,7 @@ pub const ROWS: &[&OpDef] = &[
     &START_REDUCE_SCATTER,
     &WAIT,
     &GATHER_SLICES,
+    &ALL_GATHER,
     &OWN_SLICE,
 ];
 
@@ -97,7 +98,7 @@ pub static ALL_REDUCE: OpDef = OpDef {
     },
     cost: |cx| cx.per_largest_operand(1),
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
-    ..row("AllReduce", OpClass::Other, Effect::Collective)
+    ..row("AllReduce", OpClass::Exchange, Effect::Collective)
 };
 
 /// [`ALL_REDUCE`], begun.
@@ -117,7 +118,7 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
     },
     cost: |cx| cx.per_largest_operand(1),
     memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
-    ..row("ReduceScatter", OpClass::Other, Effect::Collective)
+    ..row("ReduceScatter", OpClass::Exchange, Effect::Collective)
 };
 
 /// [`REDUCE_SCATTER`], begun. The second result is the operand, row-major, which must live as long.
@@ -188,6 +189,39 @@ pub static GATHER_SLICES: OpDef = OpDef {
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row("GatherSlices", OpClass::Update, Effect::Collective)
 };
+
+/// A parameter of which each rank keeps its slice. The first operand gives the type; its contents are read nowhere
+/// ([`reads_contents`]). It changes nothing on any rank, so a plan may repeat it.
+pub static ALL_GATHER: OpDef = OpDef {
+    ins: slots!["parameter", "slice"],
+    outs: slots!["whole"],
+    infer: |cx| {
+        checked(cx)?;
+        let (whole, slice) = (cx.ty(0)?, cx.ty(1)?);
+        let expected = slice_type(cx, whole)?;
+        match slice.dtype == expected.dtype && may_be_same(&slice.dims, &expected.dims) {
+            true => Ok(vec![whole.clone()]),
+            false => Err(cx
+                .fail("type", "`slice` is not the slice of a rank")
+                .expected(expected.to_string())
+                .found(slice.to_string())),
+        }
+    },
+    cost: |cx| cx.per_largest_operand(1),
+    ..row("AllGather", OpClass::Exchange, Effect::Pure)
+};
+
+/// Returns false for a value that nothing reads, or of which a graph reads the type alone.
+pub fn reads_contents(graph: &Graph, value: ValueId) -> bool {
+    let uses = graph.value(value).uses().iter();
+    let mut uses = uses.map(|u| (graph.node(u.node).op, u.slot));
+    graph.is_output(value) || uses.any(|(op, slot)| op != &ALL_GATHER || slot > 0)
+}
+
+/// Returns true for a weight of which each rank keeps a slice: the graph reads its type alone.
+pub fn is_sharded(graph: &Graph, weight: ValueId) -> bool {
+    !graph.value(weight).uses().is_empty() && !reads_contents(graph, weight)
+}
 
 /// Checks the number of ranks and that the operand can be summed.
 fn checked(cx: &InferCx) -> Result<()> {

@@ -104,6 +104,7 @@ const GENERAL: &[Recipe] = recipes! {
     StartReduceScatter 2 (Real(M23));
     Wait 1 (Real(M23));
     Wait 1 (Real(S), Real(M23));
+    AllGather 1 (Real(M23), Real(&[6]));
     OwnSlice 1 (Real(M23));
     GatherSlices 1 (Real(M23), Real(&[6]));
     Add 1 (Real(M23), Real(V3));

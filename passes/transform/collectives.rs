@@ -32,13 +32,16 @@ pub enum Shard {
     Optimizer,
     /// Optimizer states, and gradients once they are summed (ZeRO-2).
     Grads,
+    /// Those, and parameters that are updated (ZeRO-3).
+    Params,
 }
 
 /// The values of `--shard`.
-const SHARDS: [(&str, Shard); 3] = [
+const SHARDS: [(&str, Shard); 4] = [
     ("none", Shard::None),
     ("optimizer", Shard::Optimizer),
     ("grads", Shard::Grads),
+    ("params", Shard::Params),
 ];
 
 /// The ranks that share a training step.
@@ -88,13 +91,9 @@ impl Shard {
     pub fn parse(text: &str) -> Result<Shard> {
         let known = SHARDS.iter().find(|(word, _)| *word == text);
         known.map(|(_, shard)| *shard).ok_or_else(|| {
-            let error = fail("nothing of that name can be sharded")
-                .expected("none, optimizer or grads")
-                .found(text);
-            match text {
-                "params" => error.help("parameters stay whole on every rank: use grads"),
-                _ => error,
-            }
+            fail("nothing of that name can be sharded")
+                .expected("none, optimizer, grads or params")
+                .found(text)
         })
     }
 }

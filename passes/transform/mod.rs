@@ -5,6 +5,7 @@ pub mod chains;
 pub mod collectives;
 pub mod dce;
 pub mod fuse;
+pub mod gather;
 pub mod infer;
 pub mod joint;
 pub mod lora;

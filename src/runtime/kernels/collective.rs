@@ -12,6 +12,7 @@ kernels! {
     START_REDUCE_SCATTER => start_reduce_scatter;
     WAIT => wait;
     GATHER_SLICES => gather_slices;
+    ALL_GATHER => all_gather;
     OWN_SLICE => own_slice;
 }
 
@@ -85,6 +86,31 @@ fn wait(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     pending_sums::wait(x)?;
     Ok(vec![x.shallow_clone()])
+}
+
+/// The first operand has the type of the parameter, and no contents.
+fn all_gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (like, slice, group) = (cx.x(0)?, cx.x(1)?, group_of(cx)?);
+    let whole = gathered(&group, slice, &like.size())?;
+    Ok(vec![whole])
+}
+
+/// Returns the tensor of which each rank has a slice. Alone, the slices of the others are zeros.
+///
+/// # Errors
+/// Another rank is gone or too late.
+pub fn gathered(group: &Group, slice: &Tensor, dims: &[i64]) -> Result<Tensor> {
+    let out = empty(dims, slice.kind(), slice.device())?;
+    if group.is_alone() {
+        zero(&out)?;
+    }
+    let whole = flat(&out)?;
+    let (from, own) = slice_of(out.numel() as i64, group.ranks, group.rank);
+    copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
+    if group.ranks > 1 && out.numel() > 0 {
+        group.gather(&whole)?;
+    }
+    Ok(out)
 }
 
 fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
