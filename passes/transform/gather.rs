@@ -13,6 +13,7 @@ use crate::ir::{Attrs, Graph, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::collective::{ALL_GATHER, GATHER_SLICES, OWN_SLICE};
 use crate::ops::optimizer::REPLACE;
 use crate::ops::{Builder, EmitExt};
+use std::borrow::Cow;
 
 /// Suffix of a rank's slice of a parameter.
 pub const SHARD: &str = ".shard";
@@ -92,6 +93,20 @@ pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
     graph.remove_nodes(&|id| gone[id]);
     graph.set_order(order);
     Ok(true)
+}
+
+/// Returns the graph as it would be with whole parameters, for what looks at the model. Nothing reads an `AllGather` in it.
+pub fn with_whole_parameters(graph: &Graph) -> Cow<'_, Graph> {
+    let mut whole = Cow::Borrowed(graph);
+    for (id, node) in graph.nodes().filter(|(_, node)| node.op == &ALL_GATHER) {
+        if let Some(parameter) = node.operand(0) {
+            let whole = whole.to_mut();
+            whole.replace_uses(node.outs[0], parameter);
+            // It is no part of the model.
+            whole.set_role(id, Role::Backward);
+        }
+    }
+    whole
 }
 
 /// Returns the parameter of which a value is the whole.

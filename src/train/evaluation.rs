@@ -5,9 +5,9 @@ use super::inputs::{Number, loss, numbers};
 use super::peers::Peers;
 use crate::rng::Rng;
 use crate::runtime::session::Session;
-use ckpt_passes::analysis::gradients::shards;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::dce::dce;
+use ckpt_passes::transform::gather::with_whole_parameters;
 use ckpt_passes::transform::remat::strip_plan;
 use ckpt_passes::{Error, Result};
 
@@ -19,15 +19,8 @@ pub fn forward(graph: &Graph) -> Result<Graph> {
     let mut forward = graph.clone();
     strip_plan(&mut forward);
     let loss = loss(&forward)?;
-    for (shard, parameter) in shards(&forward) {
-        // Ranks gather what they keep slices of before they evaluate.
-        let readers: Vec<_> = forward.value(shard).uses().to_vec();
-        for whole in readers.iter().map(|u| forward.node(u.node).outs[0]).collect::<Vec<_>>() {
-            if forward.ty(whole) == forward.ty(parameter) {
-                forward.replace_uses(whole, parameter);
-            }
-        }
-    }
+    // Ranks gather what they keep slices of before they evaluate.
+    let mut forward = with_whole_parameters(&forward).into_owned();
     forward.set_outputs(vec![loss]);
     dce(&mut forward);
     let is_unread = |id| forward.value(id).uses().is_empty();

@@ -125,14 +125,14 @@ fn two_ranks_are_accumulated_micro_batches_and_slices_change_no_bit() {
             assert!(sums == summed, "{model}: DDP differs from micro-batches");
         }
         let peak = |report: &Value| report["peak_bytes"].as_u64().unwrap();
-        for shard in ["optimizer", "grads"] {
+        for shard in ["optimizer", "grads", "params"] {
             let more = ["--dim", "batch=2", "--ranks", "2", "--shard", shard];
             let (sliced, same) = run(shard, &more);
             assert!(same == summed, "{model}: {shard} differs from DDP");
             assert!(peak(&sliced) < peak(&ddp), "{model}: {shard} takes no less");
         }
         // One bucket holds all gradients so far.
-        for (bucket, shard) in [("0", "none"), ("20KB", "none"), ("20KB", "grads")] {
+        for (bucket, shard) in [("0", "none"), ("20KB", "none"), ("20KB", "params")] {
             let more = ["--dim", "batch=2", "--ranks", "2", "--shard", shard];
             let more = [&more[..], &["--bucket", bucket]].concat();
             let (_, same) = run(&format!("{shard}-{bucket}"), &more);
@@ -143,7 +143,7 @@ fn two_ranks_are_accumulated_micro_batches_and_slices_change_no_bit() {
         }
         let few = ["--dim", "batch=1", "--ranks", "4", "--bucket", "20KB"];
         let (_, four) = run("four", &few);
-        for shard in ["optimizer", "grads"] {
+        for shard in ["optimizer", "grads", "params"] {
             let more = ["--dim", "batch=1", "--ranks", "4", "--shard", shard];
             let (_, same) = run(&format!("four-{shard}"), &more);
             assert!(same == four, "{model}: {shard} differs from DDP on 4 ranks");
@@ -498,10 +498,7 @@ fn what_ranks_cannot_share_is_refused_by_name() {
     }
     for (more, says) in [
         (&["--mesh", "dp=2,tp=2"][..], "dp=N"),
-        (
-            &["--mesh", "dp=2", "--shard", "params"],
-            "parameters stay whole",
-        ),
+        (&["--mesh", "dp=2", "--shard", "weights"], "can be sharded"),
         (&["--mesh", "dp=2", "--loss", "vjp"], "name a loss"),
         (
             &["--mesh", "dp=2", "--shard", "grads", "--optimizer", "muon"],
