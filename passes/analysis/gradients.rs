@@ -166,9 +166,7 @@ pub fn start(graph: &Graph, state: ValueId) -> Start {
         let is_rounding = |n: &&Node| n.op == &REPLACE || n.op == &GATHER_SLICES;
         let mut roundings = readers.filter(|n| is_rounding(n) && n.operand(1) == Some(v));
         let of = |n: &Node| n.operand(0).map(|p| shards.get(&p).copied().unwrap_or(p));
-        roundings.find_map(|n| {
-            of(n).filter(|p| matches!(graph.value(*p).def, Def::Init(_)))
-        })
+        roundings.find_map(|n| of(n).filter(|p| matches!(graph.value(*p).def, Def::Init(_))))
     };
     let own = shards.get(&state).copied();
     let parameter = own.or_else(|| later(state).and_then(rounded));

@@ -17,9 +17,9 @@ use crate::request::Request;
 use crate::transform;
 use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
 use crate::transform::gather::shard_parameters;
-use crate::transform::overlap::overlap;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
+use crate::transform::overlap::overlap;
 use crate::transform::stop_gradient::self_differences;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
 

@@ -16,7 +16,8 @@
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, Body, Domain, Effect, Footprint, Grad, InferCx, OpClass, OpDef, Place, Sized, fresh, free,
+    BatchAxes, Body, Domain, Effect, Footprint, Grad, InferCx, OpClass, OpDef, Place, Sized, free,
+    fresh,
 };
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Graph, Ty, ValueId};
 

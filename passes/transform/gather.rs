@@ -52,7 +52,10 @@ pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
         gathers[parameter] = b.graph.def_node(whole);
         let readers: Vec<_> = b.graph.value(parameter).uses().to_vec();
         for reader in readers {
-            let (op, outs) = (b.graph.node(reader.node).op, b.graph.node(reader.node).outs.clone());
+            let (op, outs) = (
+                b.graph.node(reader.node).op,
+                b.graph.node(reader.node).outs.clone(),
+            );
             if op == &OWN_SLICE {
                 b.graph.replace_uses(outs[0], shard);
                 gone[reader.node] = true;
@@ -73,7 +76,8 @@ pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
         let outputs = outputs.map(|v| if *v == updated { result } else { *v });
         let outputs = outputs.collect();
         b.graph.set_outputs(outputs);
-        b.graph.rename_value(result, &format!("{name}{SHARD}{UPDATED}"));
+        b.graph
+            .rename_value(result, &format!("{name}{SHARD}{UPDATED}"));
         gone[*id] = true;
     }
     if old.len() == graph.order().len() {
@@ -81,7 +85,10 @@ pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
     }
     let mut order: Vec<NodeId> = Vec::with_capacity(graph.order().len());
     for id in &old {
-        let read = graph.node(*id).operands().filter_map(|v| parameter_of(graph, v));
+        let read = graph
+            .node(*id)
+            .operands()
+            .filter_map(|v| parameter_of(graph, v));
         for parameter in read.collect::<Vec<ValueId>>() {
             order.extend(gathers[parameter].take());
         }

@@ -56,8 +56,10 @@ impl Pending {
         }
         let work = move || {
             for (tag, part) in parts {
-                let slices: Option<Vec<Tensor>> =
-                    part.iter().map(|m| Some(m.slice.as_ref()?.shallow_clone())).collect();
+                let slices: Option<Vec<Tensor>> = part
+                    .iter()
+                    .map(|m| Some(m.slice.as_ref()?.shallow_clone()))
+                    .collect();
                 let tensors: Vec<Tensor> = part.into_iter().map(|m| m.tensor).collect();
                 group.add_up(tag, &tensors, slices.as_deref())?;
             }
@@ -91,7 +93,9 @@ pub fn begin(group: &Group, tensor: &Tensor, slice: Option<&Tensor>, bucket: u64
             slice: slice.map(Tensor::shallow_clone),
         };
         pending.buckets.insert(result, pending.number);
-        let filling = pending.filling.get_or_insert_with(|| (group.clone(), Vec::new()));
+        let filling = pending
+            .filling
+            .get_or_insert_with(|| (group.clone(), Vec::new()));
         filling.1.push(member);
         pending.bytes += bytes as u64;
         match pending.bytes >= bucket {

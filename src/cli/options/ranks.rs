@@ -13,7 +13,8 @@ pub struct Sharing {
     /// them, and a size such as --dim batch=B is that of one rank
     #[arg(long, value_name = "dp=N", value_parser = by(Mesh::parse))]
     pub mesh: Option<u32>,
-    /// What each rank keeps a slice of, instead of the whole: none, optimizer (its states), grads (gradients as well)
+    /// What each rank keeps a slice of, instead of the whole: none, optimizer (its states), grads (gradients as well), params
+    /// (parameters as well)
     #[arg(long, value_name = "WORD", default_value = "none", value_parser = by(Shard::parse))]
     pub shard: Shard,
     /// Bytes of gradients that are exchanged together while the backward pass goes on: about two buckets of them are alive at

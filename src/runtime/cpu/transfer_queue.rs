@@ -61,7 +61,9 @@ impl Transfers for TransferQueues {
     }
 
     fn finish_fetch(&mut self, slot: usize) -> Result<()> {
-        self.fetches.remove(&slot).map_or(Ok(()), |f| WorkQueue::wait(&f))
+        self.fetches
+            .remove(&slot)
+            .map_or(Ok(()), |f| WorkQueue::wait(&f))
     }
 
     fn uncaptured(&self, _: &SwapStore) -> Option<&'static str> {

@@ -59,7 +59,11 @@ fn reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if group.ranks == 1 || group.is_alone() {
         return own_slice(cx);
     }
-    let out = empty(&[slice_size(x.numel() as i64, group.ranks)], x.kind(), x.device())?;
+    let out = empty(
+        &[slice_size(x.numel() as i64, group.ranks)],
+        x.kind(),
+        x.device(),
+    )?;
     let tensors = [dense(x)?];
     let slices = [out.shallow_clone()];
     group.add_up(Group::next_tag(), &tensors, Some(&slices))?;

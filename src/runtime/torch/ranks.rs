@@ -187,11 +187,17 @@ pub fn sum(
     let of_slices = slices.unwrap_or_default();
     let size = |n: &i64| n / ranks + i64::from(n % ranks > 0);
     let are_alike = of_slices.is_empty()
-        || of_slices.iter().map(|t| t.numel() as i64).eq(counts.iter().map(size));
+        || of_slices
+            .iter()
+            .map(|t| t.numel() as i64)
+            .eq(counts.iter().map(size));
     if !tensors.iter().chain(of_slices).all(fits) || !are_alike || !(0..ranks).contains(&rank) {
-        return Err(TorchError::refused("these tensors cannot be summed together"));
+        return Err(TorchError::refused(
+            "these tensors cannot be summed together",
+        ));
     }
-    let addresses = |all: &[Tensor]| -> Vec<i64> { all.iter().map(|t| t.data_ptr() as i64).collect() };
+    let addresses =
+        |all: &[Tensor]| -> Vec<i64> { all.iter().map(|t| t.data_ptr() as i64).collect() };
     let (data, to, name) = (addresses(tensors), slices.map(addresses), c_string(name)?);
     // SAFETY: the string and the lists of one length are lent for the call; each address is that of a tensor of so many
     // elements, which is alive until the call has returned and all its messages have ended.
