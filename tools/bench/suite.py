@@ -550,7 +550,8 @@ def main() -> int:
     ]
     graphs = len({row["model"] for row in rows if "ours_peak" in row})
     head = page.head(
-        f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {given.layers} layers", 1
+        f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {given.layers} layers",
+        1,
     )
     drawn = []
     if given.picture:
