@@ -465,9 +465,9 @@ fn children(of: u32) -> Vec<u32> {
 
 /// `torchrun` starts all ranks again after one was killed, and they go on from the last checkpoint.
 #[test]
-#[ignore = "needs CKPT_OPT_TORCHRUN, the path of torchrun"]
+#[ignore = "needs CKPT_OPT_PYTHON, a Python that has PyTorch"]
 fn torchrun_starts_ranks_again_and_they_end_with_the_same_bits() {
-    let torchrun = std::env::var("CKPT_OPT_TORCHRUN").unwrap();
+    let python = std::env::var("CKPT_OPT_PYTHON").unwrap();
     let dir = workplace();
     let dir = dir.path();
     for shard in ["none", "params"] {
@@ -478,10 +478,11 @@ fn torchrun_starts_ranks_again_and_they_end_with_the_same_bits() {
         run(dir, "llama32.onnx", data, &whole, &all);
         let killed = format!("killed-{shard}");
         let more = [&common[..], &["--save-every", "4", "--resume"]].concat();
-        let mut start = std::process::Command::new(&torchrun);
+        let mut start = std::process::Command::new(&python);
         start
             .current_dir(dir)
-            .args(["--no-python", "--standalone", "--nproc-per-node", "2"])
+            .args(["-m", "torch.distributed.run", "--no-python", "--standalone"])
+            .args(["--nproc-per-node", "2"])
             .args(["--max-restarts", "1", "--monitor-interval", "0.1"])
             .arg(command(dir).get_program())
             .args(args("llama32.onnx", data, &killed, &more))

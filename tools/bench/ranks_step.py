@@ -13,6 +13,7 @@ Exit code 1 if a measured peak differs from the predicted one. Needs tools/requi
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -59,7 +60,7 @@ def ddp(folder: Path, name: str, batch: int, steps: int) -> None:
     dist.destroy_process_group()
 
 
-def theirs(folder: Path, asked: object) -> list[float]:
+def theirs(folder: Path, asked: argparse.Namespace) -> list[float]:
     """Returns the seconds of PyTorch's steps."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked.ranks),
@@ -71,7 +72,7 @@ def theirs(folder: Path, asked: object) -> list[float]:
     return json.loads((folder / "ddp.json").read_text())
 
 
-def ours(folder: Path, asked: object, bucket: str, out: str) -> tuple[list[float], bool]:
+def ours(folder: Path, asked: argparse.Namespace, bucket: str, out: str) -> tuple[list[float], bool]:
     """Returns the seconds of our steps, and whether each rank took the memory that was predicted."""
     command = [
         str(asked.ckpt_opt), "train", "model.onnx", "--loss", "causal-lm", "--data", "data.safetensors", "--dim",
