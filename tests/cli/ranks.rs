@@ -243,7 +243,7 @@ fn a_run_goes_on_with_the_same_bits_and_on_another_number_of_ranks() {
                 "--ranks",
                 "4",
                 "--shard",
-                "optimizer",
+                "params",
             ],
         ),
     ] {
