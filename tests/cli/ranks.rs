@@ -236,14 +236,7 @@ fn a_run_goes_on_with_the_same_bits_and_on_another_number_of_ranks() {
         (
             "four",
             &[
-                "--dim",
-                "batch=1",
-                "--steps",
-                "4",
-                "--ranks",
-                "4",
-                "--shard",
-                "params",
+                "--dim", "batch=1", "--steps", "4", "--ranks", "4", "--shard", "params",
             ],
         ),
     ] {
