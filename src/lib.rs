@@ -39,6 +39,7 @@ pub mod attention;
 pub mod comparison;
 pub mod emit;
 pub mod export;
+pub mod forward;
 pub mod frontend;
 #[cfg(feature = "torch")]
 pub mod measure;

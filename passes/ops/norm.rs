@@ -11,8 +11,8 @@ use super::rule::*;
 use super::sum_to::sum_down;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef,
-    Sized, Slot, fresh,
+    BatchAxes, Body, BodyCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass,
+    OpDef, Sized, Slot, fresh,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Emit, NodeId, Ty, ValueId, same_dims};
 
@@ -382,7 +382,7 @@ fn layer_norm_grad_memory(cx: &MemoryCx) -> Footprint {
 /// (Ba, Kiros and Hinton 2016, arXiv 1607.06450).
 fn layer_norm_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let [dy, x] = wide(cx)?;
-    let axes = normalized_axes(cx);
+    let axes = normalized_axes(cx, 1);
     let (mean, inv_std) = match (cx.opt_x(3), cx.opt_x(4)) {
         (Some(mean), Some(inv_std)) => (mean, inv_std),
         _ => {
@@ -399,8 +399,8 @@ fn layer_norm_grad_body(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     norm_gradients(cx, dy, normal, inv_std, &axes, true)
 }
 
-fn normalized_axes(cx: &BodyCx) -> Vec<usize> {
-    let rank = cx.ty(cx.x(1)).rank();
+fn normalized_axes(cx: &BodyCx, slot: usize) -> Vec<usize> {
+    let rank = cx.ty(cx.x(slot)).rank();
     (axis_of(cx.attrs, rank)..rank).collect()
 }
 
@@ -476,6 +476,16 @@ pub static RMS_NORM: OpDef = OpDef {
         let factor = rms_factor(cx, 0)?;
         Some(vec![scalar::x(0) * factor * scalar::x(1)])
     },
+    // For files of an opset that lacks it.
+    body: Body::Function(|cx| {
+        let (x, scale) = (cx.x(0), cx.x(1));
+        let dtype = widest(cx, &[x, scale]);
+        let axes = normalized_axes(cx, 0);
+        let (normal, _) = rms_normal(cx, x, dtype, &axes)?;
+        let y = cx.eval(normal * cast(scale, dtype))?;
+        let narrow = cx.ty(scale).dtype;
+        Ok(vec![cx.b.cast(y, narrow)?])
+    }),
     ..standard(
         "RMSNormalization",
         onnx(23, 23),
@@ -511,16 +521,29 @@ pub static RMS_NORM_GRAD: OpDef = OpDef {
     },
     ..our_mixed("RMSNormGrad", |cx| {
         let (dy, x, scale) = (cx.x(0), cx.x(1), cx.x(2));
-        let wide = [dy, x, scale].iter().any(|v| cx.ty(*v).dtype == DType::F64);
-        let dtype = if wide { DType::F64 } else { DType::F32 };
-        let (dy, x) = (cx.bind(cast(dy, dtype))?, cx.bind(cast(x, dtype))?);
-        let axes = normalized_axes(cx);
-        let mean = reduce_axes(cx.b, REDUCE_MEAN, x * x, &axes, true)?;
-        let factor = inverse_root(cx, mean)?;
-        let normal = cx.bind(x * factor)?;
+        let dtype = widest(cx, &[dy, x, scale]);
+        let dy = cx.bind(cast(dy, dtype))?;
+        let axes = normalized_axes(cx, 1);
+        let (normal, factor) = rms_normal(cx, x, dtype, &axes)?;
         norm_gradients(cx, dy, normal, factor, &axes, false)
     })
 };
+
+/// The type that a body computes in: float64 for such an operand.
+fn widest(cx: &BodyCx, operands: &[ValueId]) -> DType {
+    match operands.iter().any(|v| cx.ty(*v).dtype == DType::F64) {
+        true => DType::F64,
+        false => DType::F32,
+    }
+}
+
+/// Emits x/√(mean x² + ε), and the factor of each row in it.
+fn rms_normal(cx: &mut BodyCx, x: ValueId, dtype: DType, axes: &[usize]) -> Result<(Term, Term)> {
+    let x = cx.bind(cast(x, dtype))?;
+    let mean = reduce_axes(cx.b, REDUCE_MEAN, x * x, axes, true)?;
+    let factor = inverse_root(cx, mean)?;
+    Ok((cx.bind(x * factor)?, factor))
+}
 
 /// 1/√(mean x² + ε), for rows along the last axis.
 fn rms_factor(cx: &scalar::ScalarCx, slot: usize) -> Option<scalar::Expr> {

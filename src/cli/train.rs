@@ -143,6 +143,7 @@ fn options(args: &TrainArgs) -> TrainOptions {
         offload_dir: args.offload_dir.clone(),
         ranks: None,
         trace: args.trace.clone(),
+        ort_training: args.export.is_some(),
         stop: Arc::default(),
     }
 }

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use ckpt_passes::analysis::gradients::{framework_names, trained};
 use ckpt_passes::ir::op::{Body, Domain};
 use ckpt_passes::ir::{Data, External, Graph, NodeId, Tensor, Ty, ValueId};
-use ckpt_passes::ops::body_of;
+use ckpt_passes::ops::{body_of, first_opset};
 use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::transform::remat::role_word;
 use ckpt_passes::{Error, Result};
@@ -53,8 +53,13 @@ impl Package {
     /// Lists the trained initializers of `graph` among the inputs too, so that a caller can override them.
     pub fn declare_trained(&mut self, graph: &Graph) {
         let trained = trained(graph);
+        self.declare(graph, |id| trained.contains_key(&id));
+    }
+
+    /// Lists those initializers of `graph` that `wanted` accepts among the inputs too.
+    pub fn declare(&mut self, graph: &Graph, wanted: impl Fn(ValueId) -> bool) {
         let inits = graph.inits().map(|(id, _)| id);
-        let inputs = inits.filter(|id| trained.contains_key(id));
+        let inputs = inits.filter(|id| wanted(*id));
         if let Some(file) = &mut self.model.graph {
             file.input.extend(inputs.map(|id| value_info(graph, id)));
         }
@@ -71,6 +76,20 @@ const LEAST_SIDECAR_BYTES: u64 = 1024;
 /// # Errors
 /// A graph that ONNX cannot say: our bug.
 pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
+    package_up_to(graph, weights, GREATEST_OPSET)
+}
+
+/// As [`package`]. Standard ops that are younger than `greatest_opset` become calls of functions, where they have a body.
+///
+/// # Errors
+/// See [`package`].
+pub fn package_up_to(graph: &Graph, weights: &Weights, greatest_opset: i64) -> Result<Package> {
+    // Ops that are written as calls of functions.
+    let is_call = |id: NodeId| {
+        let op = graph.node(id).op;
+        let is_absent = op.domain == Domain::Ckpt || first_opset(graph, id) > greatest_opset;
+        is_absent && matches!(op.body, Body::Function(_))
+    };
     let mut file = GraphProto {
         name: Some(graph.name.clone()),
         ..GraphProto::default()
@@ -117,18 +136,20 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
     let mut functions = Functions::default();
     // Ops that no other runtime can run: they have no function.
     let mut has_bare = false;
-    let mut opset = needed_opset(graph).max(LEAST_OPSET);
+    let standard = graph.nodes().map(|(id, _)| id).filter(|id| !is_call(*id));
+    let opsets = standard.map(|id| first_opset(graph, id));
+    let mut opset = opsets.fold(LEAST_OPSET, i64::max);
     for id in graph.order() {
         let node = graph.node(*id);
         let message = match node.op.domain {
-            Domain::Onnx { .. } => self::node(graph, *id, "", node.op.name)?,
-            Domain::Ckpt if matches!(node.op.body, Body::None(_)) => {
-                has_bare = true;
-                self::node(graph, *id, Domain::CKPT, node.op.name)?
-            }
-            Domain::Ckpt => {
+            _ if is_call(*id) => {
                 let name = functions.of(graph, *id, &mut opset)?;
                 self::node(graph, *id, Domain::CKPT, &name)?
+            }
+            Domain::Onnx { .. } => self::node(graph, *id, "", node.op.name)?,
+            Domain::Ckpt => {
+                has_bare = true;
+                self::node(graph, *id, Domain::CKPT, node.op.name)?
             }
             Domain::Opaque => opaque(graph, *id)?,
         };

@@ -8,12 +8,14 @@
 //! | [`Target::Safetensors`] | all parameters and buffers under the framework's names and in its layout, tied names included |
 //! | [`Target::Onnx`] | the model itself with new weights ([`onnx`]) |
 //! | [`Target::Peft`] | the adapters alone, as PEFT saves them ([`peft`]) |
+//! | [`Target::OrtTraining`] | of a training graph, what ONNX Runtime's on-device training loads ([`ort_training`]) |
 //!
 //! [`checkpoint`] reads what was trained. All files of a target appear whole or not at all.
 
 pub mod checkpoint;
 pub mod merge;
 pub mod onnx;
+pub mod ort_training;
 pub mod peft;
 pub mod weights;
 
@@ -42,6 +44,8 @@ pub enum Target {
     Onnx,
     /// A folder with adapters.
     Peft,
+    /// A folder for ONNX Runtime's on-device training.
+    OrtTraining,
 }
 
 impl Target {
@@ -54,11 +58,12 @@ impl Target {
             "safetensors" => Ok(Target::Safetensors),
             "onnx" => Ok(Target::Onnx),
             "peft" => Ok(Target::Peft),
+            ort_training::FOLDER => Ok(Target::OrtTraining),
             other => Err(Error::usage(
                 "convert",
                 format!("weights cannot be written as `{other}`"),
             )
-            .expected("safetensors, onnx or peft")),
+            .expected("safetensors, onnx, peft or ort-training")),
         }
     }
 }
@@ -133,6 +138,7 @@ impl Export {
             Target::Safetensors => self.write_safetensors(output),
             Target::Onnx => onnx::write(&self.source, &self.merged_graph()?, output),
             Target::Peft => self.write_peft(output),
+            Target::OrtTraining => Err(ort_training::no_training_graph()),
         }
     }
 

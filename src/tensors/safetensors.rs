@@ -83,9 +83,20 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn bytes(&self) -> usize {
+    /// Returns the bytes of its contents.
+    pub fn bytes(&self) -> usize {
         self.dims.iter().product::<u64>() as usize * self.dtype.size_bytes() as usize
     }
+}
+
+/// Brings entries into the order in which a file holds their contents.
+pub fn sort(entries: &mut [Entry]) {
+    // Contents follow each other without gaps, so those that end at a multiple of the alignment come first.
+    let is_odd = |entry: &Entry| !entry.bytes().is_multiple_of(ALIGNMENT_BYTES);
+    entries.sort_by(|a, b| {
+        let key = |e: &Entry| (is_odd(e), Reverse(e.dtype.size_bytes()));
+        key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
+    });
 }
 
 /// Writes a file to `out`. `content` writes the contents of one entry, and is called once for each.
@@ -98,12 +109,7 @@ pub fn stream(
     mut entries: Vec<Entry>,
     content: &mut dyn FnMut(&Entry, &mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    // Contents follow each other without gaps, so those that end at a multiple of the alignment come first.
-    let is_odd = |entry: &Entry| !entry.bytes().is_multiple_of(ALIGNMENT_BYTES);
-    entries.sort_by(|a, b| {
-        let key = |e: &Entry| (is_odd(e), Reverse(e.dtype.size_bytes()));
-        key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name))
-    });
+    sort(&mut entries);
     let mut infos = Vec::with_capacity(entries.len());
     let mut end = 0;
     for entry in &entries {

@@ -151,6 +151,9 @@ pub fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
+/// At least so many bytes are hashed by a thread while they are written.
+const LEAST_BESIDE_BYTES: usize = 1 << 20;
+
 /// Hashes what is written.
 struct Hashed<W> {
     out: W,
@@ -170,10 +173,18 @@ impl<W: Write> Hashed<W> {
 
 impl<W: Write> Write for Hashed<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let n = self.out.write(bytes)?;
-        self.hash.update(&bytes[..n]);
-        self.bytes += n as u64;
-        Ok(n)
+        let Hashed { out, hash, .. } = self;
+        if bytes.len() < LEAST_BESIDE_BYTES {
+            hash.update(bytes);
+            out.write_all(bytes)?;
+        } else {
+            std::thread::scope(|scope| {
+                scope.spawn(|| hash.update(bytes));
+                out.write_all(bytes)
+            })?;
+        }
+        self.bytes += bytes.len() as u64;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

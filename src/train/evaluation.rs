@@ -1,35 +1,12 @@
 //! The loss on data that is not trained on: the forward pass of the training graph, on its weights as they are.
 
 use super::data::{Batches, Position};
-use super::inputs::{Number, loss, numbers};
+use super::inputs::{Number, numbers};
 use super::peers::Peers;
 use crate::rng::Rng;
 use crate::runtime::session::Session;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::transform::dce::dce;
-use ckpt_passes::transform::gather::with_whole_parameters;
-use ckpt_passes::transform::remat::strip_plan;
 use ckpt_passes::{Error, Result};
-
-/// Returns the forward pass of a training graph. Its only output is the loss.
-///
-/// # Errors
-/// A graph without a scalar loss.
-pub fn forward(graph: &Graph) -> Result<Graph> {
-    let mut forward = graph.clone();
-    strip_plan(&mut forward);
-    let loss = loss(&forward)?;
-    // Ranks gather what they keep slices of before they evaluate.
-    let mut forward = with_whole_parameters(&forward).into_owned();
-    forward.set_outputs(vec![loss]);
-    dce(&mut forward);
-    let is_unread = |id| forward.value(id).uses().is_empty();
-    let unread = forward.inputs().iter().copied().filter(|id| is_unread(*id));
-    for id in unread.collect::<Vec<_>>() {
-        forward.remove_source(id);
-    }
-    Ok(forward)
-}
 
 /// Evaluates the weights of `training` on all batches of an epoch, with all ranks. Returns the mean loss of a token.
 ///

@@ -4,7 +4,7 @@
 use crate::provenance::keys;
 use crate::tensors::Tensors;
 use ckpt_passes::analysis::gradients::{STEP, states};
-use ckpt_passes::ir::{DType, Graph, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Graph, Tensor};
 use ckpt_passes::transform::optimizer::{APPLY, LOSS_SCALE, LR};
 use ckpt_passes::{Error, Result};
 
@@ -92,28 +92,6 @@ pub fn runs_per_update(graph: &Graph) -> Result<u64> {
             keys::ACCUMULATE
         );
         Error::model("metadata", what).expected("a number from 1")
-    })
-}
-
-/// Returns the output of a training graph that is its loss.
-///
-/// # Errors
-/// A graph that was differentiated from cotangents, or has no scalar output of that name.
-pub fn loss(graph: &Graph) -> Result<ValueId> {
-    let recorded = graph.meta.get(keys::LOSS).map(String::as_str);
-    let name = recorded
-        .and_then(|loss| loss.strip_prefix("output:"))
-        .unwrap_or("loss");
-    let outputs = graph.outputs().iter().copied();
-    let mut named = outputs.filter(|id| graph.value(*id).name == name && graph.ty(*id).rank() == 0);
-    named.next().ok_or_else(|| {
-        let error = Error::usage("loss", "the training graph has no loss that could fall");
-        let error = error.expected(format!("a scalar output `{name}`"));
-        match recorded {
-            Some(loss) => error.found(format!("a graph made with --loss {loss}")),
-            None => error,
-        }
-        .help("name one: --loss causal-lm, cross-entropy, mse or output:NAME")
     })
 }
 

@@ -1,8 +1,9 @@
 //! Training end to end: data in, a curve going down, checkpoints, weights out.
 //!
-//! `trainer` is the loop. `data` makes batches from files, [`schedule`] learning rates, `checkpoint` and `saver` what survives a
+//! `trainer` is the loop. `data` makes batches from files, [`schedule`] learning rates, `checkpoint`, `saver` and `pieces` what survives a
 //! crash, [`metrics`] one line for each step, `events` the same for TensorBoard, `page` the curves, `spans` where the time goes, `evaluation` the loss on
-//! other data, `weights` what the framework loads. All but a few need feature `torch`.
+//! other data, `weights` what the framework loads, `ort_training` what
+//! ONNX Runtime's training loads. All but a few need feature `torch`.
 
 #[cfg(feature = "torch")]
 pub mod checkpoint;
@@ -17,9 +18,13 @@ mod identity;
 pub mod inputs;
 pub mod metrics;
 #[cfg(feature = "torch")]
+mod ort_training;
+#[cfg(feature = "torch")]
 mod page;
 #[cfg(feature = "torch")]
 mod peers;
+#[cfg(feature = "torch")]
+mod pieces;
 #[cfg(feature = "torch")]
 mod saver;
 pub mod schedule;

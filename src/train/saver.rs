@@ -1,22 +1,25 @@
-//! Saves the state of training: in the background from a copy, where the host has room for one.
+//! Saves the state of training: a thread writes it from a copy, while the next steps run.
+//!
+//! The copy is made in pieces ([`pieces`]), and may take a share of the host's free memory. Where that is less than the
+//! state, the first pieces are on disk before the last ones are copied: a step waits for the difference only.
 
 use super::checkpoint::{Checkpoints, Content, Manifest, Source};
+use super::pieces;
 use super::slices::has_slices;
 use crate::place::Place;
 use crate::provenance::keys;
 use crate::runtime::device;
 use crate::runtime::ranks::Ranks;
 use crate::runtime::session::Session;
-use crate::tensors::safetensors::Entry;
+use crate::tensors::safetensors::{self, Entry};
 use ckpt_passes::ir::{Def, Graph};
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Of the host's free memory, the share that a copy may take.
+/// Of the host's free memory, the share that the copy may take, as a divisor.
 const MAX_SHARE: u64 = 2;
 
 /// Saves checkpoints one after the other.
@@ -58,7 +61,8 @@ impl Saver {
         Ok(())
     }
 
-    /// Saves the state of a session: parameters and optimizer states. Returns once the next step may change it. Of several ranks
+    /// Saves the state of a session: parameters and optimizer states. Returns once it is copied, so that the next step may
+    /// change it. Of several ranks
     /// the first writes what all have, and each its slices of states, if it keeps some.
     ///
     /// # Errors
@@ -79,9 +83,7 @@ impl Saver {
             parameters: Vec::new(),
             states: Vec::new(),
         };
-        let mut bytes = 0;
         for (name, dtype, dims) in session.state()? {
-            bytes += dims.iter().product::<u64>() * dtype.size_bytes();
             let id = graph.find_value(&name);
             let is_weight = id.is_some_and(|id| matches!(graph.value(id).def, Def::Init(_)));
             let entries = match is_weight {
@@ -91,46 +93,51 @@ impl Saver {
             };
             entries.push(Entry { name, dtype, dims });
         }
+        // The thread takes contents in the order of the files.
+        safetensors::sort(&mut content.parameters);
+        safetensors::sort(&mut content.states);
+        let all = content.parameters.iter().chain(&content.states);
+        let all: Vec<Entry> = all.cloned().collect();
         let room = device::of(Place::Cpu).memory()?;
         let room = room.map_or(0, |m| m.total_bytes.saturating_sub(m.used_bytes));
-        if bytes > room / MAX_SHARE {
-            let written = written(
-                &self.checkpoints,
-                manifest,
-                content,
-                &mut |entry, out| {
-                    let written = session.look(&entry.name, |bytes| out.write_all(bytes));
-                    written.map_err(io::Error::other)?
-                },
-                slices.as_deref(),
-            );
-            self.last = Some(written?);
-            return Ok(());
-        }
-        let mut copies: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-        for entry in content.parameters.iter().chain(&content.states) {
-            let copy = session.look(&entry.name, <[u8]>::to_vec)?;
-            copies.insert(entry.name.clone(), copy);
-        }
+        let sizes: Vec<usize> = all.iter().map(Entry::bytes).collect();
+        let (pieces, wanted, fits) = pieces::queue(&sizes, room / MAX_SHARE);
         let checkpoints = self.checkpoints.clone();
         let write = move || {
-            let mut source = |entry: &Entry, out: &mut dyn io::Write| {
-                let copy = copies.get(&entry.name);
-                out.write_all(copy.map_or(&[][..], Vec::as_slice))
-            };
-            written(
-                &checkpoints,
-                manifest,
-                content,
-                &mut source,
-                slices.as_deref(),
-            )
+            let mut source =
+                |entry: &Entry, out: &mut dyn io::Write| wanted.write(entry.bytes(), out);
+            let ranks = slices.as_deref();
+            written(&checkpoints, manifest, content, &mut source, ranks)
         };
-        let thread = std::thread::Builder::new().name("checkpoint".into());
-        self.writing =
-            Some(thread.spawn(write).map_err(|e| {
-                Error::environment("thread", format!("cannot start a thread: {e}"))
-            })?);
+        let start = || -> Result<_> {
+            let thread = std::thread::Builder::new().name("checkpoint".into());
+            let failed = |e| Error::environment("thread", format!("cannot start a thread: {e}"));
+            Ok(thread.spawn(write).map_err(failed)?)
+        };
+        // Where all fits, the step that follows waits least if nothing is written beside the copy.
+        let later = match fits {
+            true => Some(start),
+            false => {
+                self.writing = Some(start()?);
+                None
+            }
+        };
+        for entry in &all {
+            match session.look(&entry.name, |bytes| pieces.send(bytes)) {
+                Ok(true) => {}
+                // The thread has ended: it says why.
+                Ok(false) => return self.wait(),
+                Err(e) => {
+                    drop(pieces);
+                    // The thread misses contents and leaves nothing; the first error is reported.
+                    let _ = self.wait();
+                    return Err(e);
+                }
+            }
+        }
+        if let Some(start) = later {
+            self.writing = Some(start()?);
+        }
         Ok(())
     }
 }

@@ -6,11 +6,12 @@
 
 use super::checkpoint::{Checkpoint, Checkpoints, FOLDER, Manifest, lock};
 use super::data::{self, Batch, Batches, DataRequest};
-use super::evaluation::{evaluate, forward};
+use super::evaluation::evaluate;
 use super::events::EventFile;
 use super::identity;
-use super::inputs::{Number, loss, numbers, runs_per_update, takes};
+use super::inputs::{Number, numbers, runs_per_update, takes};
 use super::metrics::{self, MetricsFile, StepMetrics};
+use super::ort_training;
 use super::page;
 use super::peers::{Peers, RankPeak};
 use super::saver::Saver;
@@ -21,6 +22,8 @@ use super::weights::{self, Buffers};
 use crate::attention::Attention;
 use crate::comparison::ready;
 use crate::emit::file::write_whole;
+use crate::export::ort_training::Artifacts;
+use crate::forward::{forward, loss};
 use crate::frontend::given::Given;
 use crate::frontend::load;
 use crate::optimize::optimize;
@@ -38,7 +41,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph, ValueId};
 use ckpt_passes::plan::Policy;
-use ckpt_passes::transform::optimizer::{FOUND_INF, GRAD_NORM};
+use ckpt_passes::transform::optimizer::{FOUND_INF, GRAD_NORM, Optimizer};
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -99,6 +102,8 @@ pub struct TrainOptions {
     pub ranks: Option<RankOptions>,
     /// The file that gets a trace of the run: what each step waited for.
     pub trace: Option<PathBuf>,
+    /// Write what ONNX Runtime's on-device training loads, too.
+    pub ort_training: bool,
     /// Ends the run after the step that is under way, once it is true.
     pub stop: Arc<AtomicBool>,
 }
@@ -123,6 +128,7 @@ impl Default for TrainOptions {
             offload_dir: None,
             ranks: None,
             trace: None,
+            ort_training: false,
             stop: Arc::default(),
         }
     }
@@ -189,8 +195,8 @@ pub struct Trainer {
     /// The file that the graph was made from, and what was said about it.
     source: (PathBuf, Given),
     graph: Graph,
-    /// Whether the graph was taken as it was written.
-    is_as_written: bool,
+    /// What was compiled; `None` where the graph was taken as it was written.
+    request: Option<Request>,
     /// A hash of the model, its loss and its optimizer.
     identity: String,
     buffers: Buffers,
@@ -212,7 +218,7 @@ impl Trainer {
         let mut trainer = Trainer {
             source: (path.into(), given.clone()),
             graph: Graph::new(""),
-            is_as_written: false,
+            request: None,
             identity: String::new(),
             buffers: Buffers::default(),
             summary: None,
@@ -243,8 +249,8 @@ impl Trainer {
             let outcome = optimize(&mut model.graph, &request, &mut Watch::default())?;
             trainer.warnings.extend(outcome.warnings);
             trainer.summary = outcome.summary;
+            trainer.request = Some(request);
         } else {
-            trainer.is_as_written = true;
             trainer.warnings.push("the graph updates its parameters already, so it is trained as it is; options of the plan have no effect".into());
         }
         loss(&model.graph)?;
@@ -310,6 +316,8 @@ struct Run<'a> {
     total: u64,
     /// Runs of the graph in a step.
     runs: u64,
+    /// What ONNX Runtime's training loads, where it is wanted.
+    artifacts: Option<Artifacts>,
     /// The files that tell about steps, on the rank that leads.
     files: Option<(MetricsFile, EventFile)>,
     saver: Saver,
@@ -424,8 +432,21 @@ impl<'a> Run<'a> {
             }
             None => first_masters(graph, &Tensors::new(), place),
         };
+        let mut artifacts = None;
+        if options.ort_training && leads {
+            let source = (trainer.source.0.as_path(), &trainer.source.1);
+            artifacts = Some(match &trainer.request {
+                Some(request) => {
+                    let (artifacts, notes) = ort_training::plan(source, request)?;
+                    warnings.extend(notes);
+                    artifacts
+                }
+                None => Artifacts::new(graph.clone(), &Optimizer::ADAMW)?,
+            });
+        }
         let mut run = Run {
             graph,
+            artifacts,
             options,
             watch,
             batches,
@@ -732,7 +753,8 @@ impl<'a> Run<'a> {
         if !self.done.is_interrupted {
             let path = self.options.out.join(weights::FILE);
             // A written training graph is not the model that adapters could be merged into: `convert` does that.
-            let has_adapters = self.graph.meta.contains_key(keys::LORA) && !trainer.is_as_written;
+            let has_adapters =
+                self.graph.meta.contains_key(keys::LORA) && trainer.request.is_some();
             let notes = match self.saver.last().filter(|_| has_adapters) {
                 Some(saved) => {
                     let source = (trainer.source.0.as_path(), &trainer.source.1);
@@ -742,6 +764,10 @@ impl<'a> Run<'a> {
             };
             for note in notes.map_err(|e| self.with_checkpoint(e))? {
                 self.warn(note);
+            }
+            if let (Some(artifacts), Some(saved)) = (&mut self.artifacts, self.saver.last()) {
+                let written = ort_training::write(artifacts, saved, &self.options.out);
+                written.map_err(|e| self.with_checkpoint(e))?;
             }
             self.done.model = Some(path);
         }

@@ -17,6 +17,8 @@ mod measuring;
 #[cfg(feature = "torch")]
 mod offload_files;
 mod options;
+#[cfg(feature = "torch")]
+mod ort_training;
 mod planning;
 #[cfg(feature = "torch")]
 mod ranks;

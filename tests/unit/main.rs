@@ -10,6 +10,7 @@ mod hostile;
 mod imports;
 mod layout;
 mod ops;
+mod ort_training;
 mod plans;
 mod refine;
 mod round_trip;

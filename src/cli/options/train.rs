@@ -112,6 +112,9 @@ pub struct TrainArgs {
     /// Write a trace of the run, for chrome://tracing or Perfetto: what each step waited for
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub trace: Option<PathBuf>,
+    /// Write to DIR/ort-training, too, what ONNX Runtime's on-device training loads. The optimizer must be AdamW
+    #[arg(long, value_name = "FORM", value_parser = ["ort-training"], help_heading = "Output")]
+    pub export: Option<String>,
     #[command(flatten)]
     pub goal: Goal,
     #[command(flatten)]
