@@ -82,7 +82,7 @@ fn kind(graph: &Graph, input: ValueId) -> Numbers {
     match graph.node(used.node).op.ins[used.slot].name {
         "lr" => Numbers::Rate,
         "step" => Numbers::Step,
-        "square" => Numbers::Square,
+        "square" | "mean_scales" | "square_scales" => Numbers::Square,
         _ => Numbers::Any,
     }
 }

@@ -139,6 +139,9 @@ impl Slices {
             Some(Optimizer::Adafactor(_) | Optimizer::Muon(_)) => {
                 refused("the optimizer reads whole rows or matrices of a parameter")
             }
+            Some(Optimizer::AdamW8bit { .. }) => {
+                refused("the states of the optimizer are codes of whole blocks of a parameter")
+            }
             _ if options.stochastic_rounding => refused("a parameter is rounded as a whole"),
             _ => Ok(Some(Slices {
                 ranks: mesh.ranks,
@@ -214,7 +217,7 @@ pub fn add_updates(
     // States and outputs follow the order of the gradients, updates the order in which they can run.
     let mut states = BTreeMap::new();
     for ((parameter, _), decays) in reached.iter().zip(decays(graph, &reached, options)?) {
-        let own = optimizer.of(muon::takes(graph, *parameter), decays);
+        let own = optimizer.of(graph, *parameter, decays);
         states.insert(
             *parameter,
             add_states(graph, *parameter, (options, slices), own)?,
