@@ -18,6 +18,8 @@ pub const ROWS: &[&OpDef] = &[&ADAMW_8BIT, &MOMENT_SCALES, &MOMENT_CODES];
 
 /// Elements that share a scale.
 pub const BLOCK: i64 = 256;
+/// Numbers that codes stand for.
+pub const NUMBERS: u64 = 256;
 /// The least scale that numbers are divided by.
 pub const LEAST_SCALE: f64 = 1e-38;
 /// Attribute: the power of the gradient that a state is the mean of, 1 or 2.
@@ -89,7 +91,7 @@ pub static ADAMW_8BIT: OpDef = OpDef {
         let is_kept = keeps_old(cx, &ADAMW_8BIT_SLOTS);
         // Places in the table and two states; the parameter where it is widened; what it was where it may stay.
         let bytes = 8 + 4 + 4 + 4 * (u64::from(is_narrow) + u64::from(is_kept));
-        memory(cx, &ADAMW_8BIT_SLOTS, bytes, 0).in_place_operands(cx, &[0])
+        memory(cx, &ADAMW_8BIT_SLOTS, bytes, 2 * NUMBERS).in_place_operands(cx, &[0])
     },
     ..update("AdamW8bit", |cx| {
         let p = cx.bind(cast(cx.x(0), DType::F32))?;
@@ -127,7 +129,7 @@ pub static MOMENT_SCALES: OpDef = OpDef {
         Ok(vec![cx.ty(1)?.clone()])
     },
     cost: |cx| cx.per_largest_operand(7),
-    memory: |cx| memory(cx, &MOMENT_SCALES_SLOTS, 8 + 4, 0),
+    memory: |cx| memory(cx, &MOMENT_SCALES_SLOTS, 8 + 4, NUMBERS),
     ..our_mixed("MomentScales", |cx| {
         let new = moment_by_attrs(cx, &MOMENT_SCALES_SLOTS, 2)?;
         let axes = cx.b.ints(&[1]);
@@ -166,8 +168,10 @@ pub static MOMENT_CODES: OpDef = OpDef {
         let at_once = elements_at_once(cx.device, cx.elements(0) as i64) as u64;
         let blocks = at_once.div_ceil(BLOCK as u64);
         let codes = u64::from(keeps_old(cx, &MOMENT_CODES_SLOTS));
-        let mut footprint = memory(cx, &MOMENT_CODES_SLOTS, 8 + 4 + codes, 4 * blocks);
-        footprint.in_place_operands.push(0);
+        let mut footprint = memory(cx, &MOMENT_CODES_SLOTS, 8 + 4 + codes, 2 * NUMBERS - 1);
+        footprint.temp_bytes += 4 * blocks;
+        let lies_alike = cx.operand(0).is_some_and(|codes| codes.is_contiguous());
+        footprint.in_place_operands.extend(lies_alike.then_some(0));
         footprint
     },
     ..update("MomentCodes", |cx| {
@@ -233,18 +237,16 @@ fn keeps_old(cx: &MemoryCx, slots: &UpdateSlots) -> bool {
     is_given && cx.device == DeviceKind::Cuda
 }
 
-/// Temporaries of `each` bytes for every element that is processed at a time, of `once` bytes, and of the gradient.
-fn memory(cx: &MemoryCx, slots: &UpdateSlots, each: u64, once: u64) -> Footprint {
+/// Temporaries of `each` bytes for every element that is processed at a time, of tables of so many numbers on a device, and of
+/// the gradient.
+fn memory(cx: &MemoryCx, slots: &UpdateSlots, each: u64, table_numbers: u64) -> Footprint {
     let elements = slots.gradient.map_or(0, |i| cx.elements(i));
     let at_once = elements_at_once(cx.device, elements as i64) as u64;
-    // Tables lie in the memory of a device for as long as the kernel runs.
-    let tables = match (cx.device, cx.outs.first().map(|out| out.dtype)) {
-        (DeviceKind::Cpu, _) => 0,
-        (DeviceKind::Cuda, Some(DType::U8)) => 4 * (256 + 255),
-        (DeviceKind::Cuda, Some(_)) => 2 * 4 * 256,
-        (DeviceKind::Cuda, None) => 0,
+    let tables_bytes = match cx.device {
+        DeviceKind::Cpu => 0,
+        DeviceKind::Cuda => 4 * table_numbers,
     };
-    fresh(cx).with_temp(each * at_once + once + tables + copied_gradient_bytes(cx, slots))
+    fresh(cx).with_temp(each * at_once + tables_bytes + copied_gradient_bytes(cx, slots))
 }
 
 /// Checks codes and scales of the state of a gradient, which are operands in these slots.

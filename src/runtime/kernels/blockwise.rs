@@ -5,6 +5,7 @@ use super::optimizer::{
     Factor, adamw_numbers, adamw_step, add_scaled, attr, is_left_out, mask, scale,
     scale_of_gradient,
 };
+use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ops::blockwise::*;
 use ckpt_passes::ops::optimizer::*;
 use ckpt_torch::bytes::from_bytes;
@@ -38,15 +39,15 @@ static TABLES: LazyLock<[Arc<Table>; 4]> = LazyLock::new(|| {
     [numbers(1), numbers(2), bounds(1), bounds(2)].map(of)
 });
 
-/// Returns the first `count` numbers of a table at a place.
-fn table(which: i64, count: i64, device: Device) -> Result<Tensor> {
+/// Returns the first `count` numbers of a table, as a copy on a device.
+fn table(cx: &KernelCx, which: i64, count: i64) -> Result<Tensor> {
     let owner = TABLES[which as usize].clone();
     let lent = from_bytes(owner, Kind::Float, &[256]).map_err(torch_error)?;
     let lent = narrow(&lent, 0, 0, count)?;
-    if device == Device::Cpu {
+    if cx.device == DeviceKind::Cpu {
         return Ok(lent);
     }
-    let there = empty(&[count], Kind::Float, device)?;
+    let there = empty(&[count], Kind::Float, cx.x(0)?.device())?;
     copy_into(&there, &lent)?;
     Ok(there)
 }
@@ -120,7 +121,7 @@ impl State {
     fn new(cx: &KernelCx, [codes, scales]: [usize; 2], (beta, power): (f64, i64)) -> Result<State> {
         let codes = cx.x(codes)?;
         Ok(State {
-            numbers: table(power - 1, 256, codes.device())?,
+            numbers: table(cx, power - 1, 256)?,
             codes: dense(codes)?,
             scales: dense(cx.x(scales)?)?,
             beta,
@@ -281,7 +282,7 @@ fn moment_codes(cx: &KernelCx) -> Result<Vec<Tensor>> {
     }
     let most = elements_at_once(cx.device, elements);
     let state = State::of(cx, [0, 2])?;
-    let bounds = table(1 + state.power, 255, device)?;
+    let bounds = table(cx, 1 + state.power, 255)?;
     let new_scales = dense(cx.x(3)?)?;
     let gradient = Gradient::new(cx, slots, most)?;
     let (places, x) = (
