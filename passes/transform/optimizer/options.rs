@@ -1,7 +1,7 @@
 //! What updates parameters, and how: optimizers with their constants, and the options of the pass.
 
 use crate::error::Result;
-use crate::ir::{DType, Graph, Ty, ValueId};
+use crate::ir::{DType, Ty};
 use crate::ops::blockwise::blocks_of;
 use crate::ops::optimizer::{
     BETA, BETA1, BETA2, DAMPENING, EPS, MOMENTUM_FACTOR, WEIGHT_DECAY, decimal,
@@ -9,7 +9,6 @@ use crate::ops::optimizer::{
 use crate::ops::rule::compute_type;
 use std::fmt;
 
-use super::muon;
 use super::names::{
     COL_VAR, EXP_AVG, EXP_AVG_SCALES, EXP_AVG_SQ, EXP_AVG_SQ_SCALES, MOMENTUM, ROW_VAR, VARIANCE,
     fail,
@@ -305,38 +304,30 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Returns the optimizer of a parameter whose weight decays or does not: AdamW for a parameter that Muon or AdamW of eight
-    /// bits does not take.
-    pub(super) fn of(mut self, graph: &Graph, parameter: ValueId, decays: bool) -> Optimizer {
-        match self {
-            Optimizer::Muon(Muon {
+    /// Returns the optimizer of a parameter whose weight decays or does not: AdamW for a parameter that does not fit Muon or
+    /// states of eight bits.
+    pub(super) fn of(mut self, fits: bool, decays: bool) -> Optimizer {
+        if let Optimizer::Muon(Muon {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            ..
+        })
+        | Optimizer::AdamW8bit {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } = self
+            && !fits
+        {
+            self = Optimizer::AdamW {
                 beta1,
                 beta2,
                 eps,
                 weight_decay,
-                ..
-            }) if !muon::takes(graph, parameter) => {
-                self = Optimizer::AdamW {
-                    beta1,
-                    beta2,
-                    eps,
-                    weight_decay,
-                };
-            }
-            Optimizer::AdamW8bit {
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-            } if !has_codes(graph.ty(parameter)) => {
-                self = Optimizer::AdamW {
-                    beta1,
-                    beta2,
-                    eps,
-                    weight_decay,
-                };
-            }
-            _ => {}
+            };
         }
         let mut numbers = self.numbers().into_iter();
         if let Some((_, decay)) = numbers.find(|(word, _)| *word == WEIGHT_DECAY && !decays) {
@@ -494,7 +485,7 @@ impl fmt::Display for Optimizer {
 const LEAST_WITH_CODES: i64 = 4096;
 
 /// Returns true for a parameter whose states can be codes of eight bits.
-fn has_codes(ty: &Ty) -> bool {
+pub(super) fn has_codes(ty: &Ty) -> bool {
     let elements = ty.elements().as_const();
     elements.is_some_and(|n| n >= LEAST_WITH_CODES) && compute_type(ty.dtype) == DType::F32
 }
