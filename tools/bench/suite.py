@@ -1,7 +1,7 @@
 """Compares plans with PyTorch's partitioners on training graphs of models, at the peaks that those reach.
 
     python tools suite --ckpt-opt BINARY --results FILE.jsonl [--model llama,timm/resnet,…] [--peer default,mincut:dp:0.5,…]
-        [--graphs DIR] [--replan] [--minutes 10] [--page FILE.md] [--picture FILE.svg]
+        [--layers 4] [--graphs DIR] [--replan] [--minutes 10] [--page FILE.md] [--picture FILE.svg]
 
 Models of transformers, timm and diffusers are built at the sizes of their own configuration, with few layers, and traced with
 sizes only. A peer splits the joint graph of forward and backward pass:
@@ -9,6 +9,7 @@ sizes only. A peer splits the joint graph of forward and backward pass:
   default          saves what the backward pass reads
   mincut           PyTorch's min-cut partitioner as torch.compile calls it
   mincut:SOLVER:B  the same with an activation memory budget B, between 0 and 1, and a solver: dp, greedy or ilp
+  package:BUDGET   the partitioner of the Python package with a budget, as 50%; its seconds are those of the whole partition
 
 One judge computes the peak and the added floating-point operations of each schedule: `peak_of` of the Python package, which
 the package's tests compare with measured peaks. At the peak that a peer reaches, we plan for the least added operations. A row
@@ -47,6 +48,7 @@ from tools.lib.model_inputs import Maker, Sizes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/python"))
 
+import ckpt_opt
 from ckpt_opt.joint import Joint
 from ckpt_opt.planner import BudgetError, peak_of, solve, static_bytes
 from ckpt_opt.prices import FORMULAS, Prices
@@ -186,12 +188,14 @@ class WithLoss(torch.nn.Module):
 
 
 def partitions(peer: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Returns PyTorch's partitioner of that name, and the options that it is called under."""
+    """Returns the partitioner of that name, and PyTorch's options that it is called under."""
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 
     kind, *more = peer.split(":")
     if kind == "default":
         return default_partition, {}
+    if kind == "package":
+        return ckpt_opt.partitioner(budget=more[0], objective="flops"), {}
     if not more:
         return min_cut_rematerialization_partition, {}
     solver, budget = more
@@ -332,8 +336,10 @@ def own_plan(graph: dict[str, Any], peak: int) -> Row:
     }
 
 
-def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> None:
+def work(name: str, peers: list[str], results: Path, graphs: Path | None, layers: int) -> None:
     """Appends the rows of a model to the results; a model that cannot be traced is one row."""
+    global LAYERS
+    LAYERS = layers
     torch.set_num_threads(1)
     try:
         warm_up(peers)
@@ -502,7 +508,7 @@ def main() -> int:
     arguments.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl", help="keep rows here")
     arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help="names")
     arguments.add_argument("--peer", type=options.words, default=options.words(PEERS), help=f"[default: {PEERS}]")
-    options.add_counts(arguments, minutes=10)
+    options.add_counts(arguments, minutes=10, layers=LAYERS)
     options.add_page(arguments)
     arguments.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the rows")
     arguments.add_argument("--graphs", type=Path, metavar="DIR", help="keep cost graphs here")
@@ -524,7 +530,7 @@ def main() -> int:
     for name in given.model:
         if name in done:
             continue
-        process = fork.Process(target=work, args=(name, given.peer, given.results, given.graphs))
+        process = fork.Process(target=work, args=(name, given.peer, given.results, given.graphs, given.layers))
         process.start()
         process.join(60 * given.minutes)
         if process.is_alive():
@@ -544,7 +550,8 @@ def main() -> int:
     ]
     graphs = len({row["model"] for row in rows if "ours_peak" in row})
     head = page.head(
-        f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {LAYERS} layers", 1
+        f"{graphs} models, PyTorch {torch.__version__}, batch {SIZES.batch}, {SIZES.seq} tokens, {given.layers} layers",
+        1,
     )
     drawn = []
     if given.picture:

@@ -49,21 +49,24 @@ class Model(nn.Module):
     def __init__(self, form: Form, draw: int = 0) -> None:
         super().__init__()
         torch.manual_seed(3 + draw)
-        self.form = form
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.body = nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=form.bias)
+        self.add_head(form, VOCAB, WIDTH)
         with torch.no_grad():
             self.head.weight.mul_(4.0)
             self.norm.weight.add_(0.1 * torch.randn(WIDTH))
             self.norm.bias.add_(0.1 * torch.randn(WIDTH))
         if form.tied:
             self.head.weight = self.embed.weight
-        self.register_buffer("class_weight", torch.linspace(0.5, 1.5, VOCAB))
+
+    def add_head(self, form: Form, vocab: int, width: int) -> None:
+        self.form, self.vocab = form, vocab
+        self.head = nn.Linear(width, vocab, bias=form.bias)
+        self.register_buffer("class_weight", torch.linspace(0.5, 1.5, vocab))
         # Embeddings and head of a reference model.
-        self.register_buffer("reference_embed", torch.randn(VOCAB, WIDTH))
-        self.register_buffer("reference_head", torch.randn(VOCAB, WIDTH))
+        self.register_buffer("reference_embed", torch.randn(vocab, width))
+        self.register_buffer("reference_head", torch.randn(vocab, width))
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         h = self.norm(torch.tanh(self.body(self.embed(input_ids))))
@@ -114,7 +117,7 @@ def shifted_labels(m: Model, h: Tensor, y: Tensor) -> Tensor:
 
 def shifted_scores(m: Model, h: Tensor, y: Tensor) -> Tensor:
     s = m.head(h)[..., :-1, :].contiguous()
-    return F.cross_entropy(s.view(-1, VOCAB), y[..., 1:].contiguous().view(-1))
+    return F.cross_entropy(s.view(-1, m.vocab), y[..., 1:].contiguous().view(-1))
 
 
 def shifted_hidden(m: Model, h: Tensor, y: Tensor) -> Tensor:
@@ -141,7 +144,7 @@ def smoothed_by_hand(m: Model, h: Tensor, y: Tensor) -> Tensor:
     hit = p.gather(-1, y.clamp(min=0).unsqueeze(-1)).masked_fill(pad, 0.0)
     every = p.sum(-1, keepdim=True, dtype=torch.float32).masked_fill(pad, 0.0)
     count = pad.numel() - pad.long().sum()
-    return 0.9 * hit.sum() / count + 0.1 * every.sum() / (count * VOCAB)
+    return 0.9 * hit.sum() / count + 0.1 * every.sum() / (count * m.vocab)
 
 
 def z_loss(m: Model, h: Tensor, y: Tensor) -> Tensor:
@@ -186,7 +189,7 @@ def upcast(m: Model, h: Tensor, y: Tensor) -> Tensor:
 
 def one_hot(m: Model, h: Tensor, y: Tensor) -> Tensor:
     p = torch.log_softmax(m.head(h), -1)
-    return -(F.one_hot(y.clamp(min=0), VOCAB).to(p.dtype) * p).sum(-1).mean()
+    return -(F.one_hot(y.clamp(min=0), m.vocab).to(p.dtype) * p).sum(-1).mean()
 
 
 def by_probabilities(m: Model, h: Tensor, y: Tensor) -> Tensor:
@@ -218,9 +221,9 @@ def of_answers(scores: Tensor, y: Tensor, mean: bool = False) -> Tensor:
     return p.sum(-1) / keep.sum(-1).clamp(min=1) if mean else p.sum(-1)
 
 
-def rejected(y: Tensor) -> Tensor:
+def rejected(m: Model, y: Tensor) -> Tensor:
     """Returns other labels."""
-    return torch.where(y == IGNORED, y, (y + 5) % VOCAB)
+    return torch.where(y == IGNORED, y, (y + 5) % m.vocab)
 
 
 def frozen(m: Model, y: Tensor) -> Tensor:
@@ -232,17 +235,17 @@ def dpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
     theirs = frozen(m, y)
     ours, other = m.head(h), m.head(torch.tanh(h))
     chosen = of_answers(ours, y) - of_answers(theirs, y)
-    return -F.logsigmoid(0.1 * (chosen - of_answers(other, rejected(y)) + of_answers(theirs, rejected(y)))).mean()
+    return -F.logsigmoid(0.1 * (chosen - of_answers(other, rejected(m, y)) + of_answers(theirs, rejected(m, y)))).mean()
 
 
 def simpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
-    chosen, other = of_answers(m.head(h), y, mean=True), of_answers(m.head(torch.tanh(h)), rejected(y), mean=True)
+    chosen, other = of_answers(m.head(h), y, mean=True), of_answers(m.head(torch.tanh(h)), rejected(m, y), mean=True)
     return -F.logsigmoid(2.0 * (chosen - other) - 0.5).mean()
 
 
 def orpo(m: Model, h: Tensor, y: Tensor) -> Tensor:
     scores = m.head(h)
-    chosen, other = of_answers(scores, y, mean=True), of_answers(m.head(torch.tanh(h)), rejected(y), mean=True)
+    chosen, other = of_answers(scores, y, mean=True), of_answers(m.head(torch.tanh(h)), rejected(m, y), mean=True)
     odds = chosen - other - (torch.log1p(-chosen.exp() + 1e-6) - torch.log1p(-other.exp() + 1e-6))
     return -chosen.mean() - 0.1 * F.logsigmoid(odds).mean()
 
@@ -415,27 +418,16 @@ class Case:
 
     def check(self) -> list[str]:
         source = export(self.model, self.folder, self.exporter)
-        loss = "output:" + ("loss" if self.exporter != "file" else self.only_output(source))
-        inspected = self.compiler.inspect(source)
-        known = inspected["parameters"]
-        common = ("--loss", loss, "--policy", "none")
+        common = ("--loss", self.look(source), "--policy", "none")
         whole, cut = self.folder / "whole.onnx", self.folder / "cut.onnx"
         self.compiler.call(source, "-o", whole, *common)
         report = self.compiler.call_json(source, "-o", cut, *common, "--tile-loss", str(CHUNKS))
         chunks = list(report["tiled"].values())
         if set(chunks) != {CHUNKS} or any("stay whole" in line for line in report["warnings"]):
             return [f"chunks {chunks}: {' '.join(report['warnings'])}"]
-        self.inputs = [i["name"] for i in inspected["inputs"]]
-        own = dict(self.model.named_parameters())
-        self.trained = set(own)
-        first = {id(p): name for name, p in own.items()}
-        every = self.model.named_parameters(remove_duplicate=False)
-        shared = {name: first[id(p)] for name, p in every}
-        told = {p["initializer"]: shared.get(p["name"], p["name"]) for p in known}
-        self.names = {p["initializer"]: (told[p["initializer"]], p["transposed"]) for p in known}
-        missing = sorted(set(own) - set(told.values()))
+        missing = sorted(self.trained - {told for told, _ in self.names.values()})
         if missing:
-            return [f"no parameter of the file is {', '.join(missing)}: {sorted(told.values())}"]
+            return [f"no parameter of the file is {', '.join(missing)}"]
         kinds: tuple[str, ...] = ("none", "some", "all") if self.form.ignores else ("none",)
         if self.form.half:
             self.judge_draws(kinds[-2:][0], cut)
@@ -444,6 +436,20 @@ class Case:
             for ignored in kinds if batch > 1 else kinds[:1]:
                 self.compare(tokens(batch, seq, ignored), f"{batch}×{seq}, {ignored} ignored", whole, cut)
         return self.wrong
+
+    def look(self, source: Path) -> str:
+        """Reads the names of inputs and parameters. Returns the option that names the loss, the first output."""
+        inspected = self.compiler.inspect(source)
+        self.inputs = [i["name"] for i in inspected["inputs"]]
+        own = dict(self.model.named_parameters())
+        self.trained = set(own)
+        first = {id(p): name for name, p in own.items()}
+        every = self.model.named_parameters(remove_duplicate=False)
+        shared = {name: first[id(p)] for name, p in every}
+        self.names = {
+            p["initializer"]: (shared.get(p["name"], p["name"]), p["transposed"]) for p in inspected["parameters"]
+        }
+        return f"output:{inspected['outputs'][0]['name']}"
 
     def judge_draws(self, ignored: str, graph: Path) -> None:
         """Compares errors of a form in bfloat16 against float64, over draws of weights and tokens."""
@@ -499,9 +505,6 @@ class Case:
         path = graph.with_stem(f"{graph.stem}-drawn")
         onnx.save(proto, path)
         return path
-
-    def only_output(self, source: Path) -> str:
-        return self.compiler.inspect(source)["outputs"][0]["name"]
 
     def ours(self, graph: Path, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return self.renamed(self.compiler.run_tensors(graph, self.named(feed), self.folder))

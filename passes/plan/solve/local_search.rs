@@ -8,6 +8,7 @@ use super::repair::{Foresight, Style, repair};
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Random, WIDE_GAP, Work};
 use super::writer::with_drops;
+use rayon::prelude::*;
 
 /// A search for a cheap schedule within a cap.
 pub struct Search<'a> {
@@ -45,6 +46,10 @@ const MOST_FORESIGHT: f64 = 1.5;
 
 /// They take about one part in this many of the work.
 const OTHERS_SHARE: u64 = 6;
+
+/// How many searches, each with random numbers of its own, run where the gap stays that wide: the others side by side, each with
+/// all of the work again. Only the work of the first counts.
+const STREAMS: u64 = 4;
 
 /// A first plan may take this much work beyond the limit, for each op.
 pub const FIRST_UNITS: u64 = 40_000;
@@ -198,6 +203,9 @@ impl<'a> Search<'a> {
         if self.fits(&given) {
             return Some(given);
         }
+        let (dag, cap) = (self.dag, self.cap);
+        let may_stretch = self.work.stretched > self.work.limit;
+        let fresh = self.work.stretched.saturating_sub(self.work.done);
         let lower = bound::one_position(self.dag, self.cap, &self.dag.weight, 3, self.work)?;
         let lower = self.dag.total_weight + lower;
         let mut best: Option<(i64, Vec<u32>)> = None;
@@ -267,7 +275,19 @@ impl<'a> Search<'a> {
         if weight <= lower {
             return Some(start);
         }
-        Some(self.improve(start, &given, lower))
+        let made = self.improve(start.clone(), &given, lower);
+        if !may_stretch || !far(dag.weigh_schedule(&made)) {
+            return Some(made);
+        }
+        let others = (2..=STREAMS).into_par_iter().map(|seed| {
+            let mut work = Work::new(fresh);
+            let mut search = Search::new(dag, cap, &mut work);
+            search.random = Random::new(seed);
+            search.improve(start.clone(), &given, lower)
+        });
+        // By weight, and the first of equals: the answer does not depend on threads.
+        let all = std::iter::once(made).chain(others.collect::<Vec<_>>());
+        all.min_by_key(|made| dag.weigh_schedule(made))
     }
 
     /// Tears up and rebuilds parts of a schedule until the work is spent or the bound is met.
