@@ -3,7 +3,7 @@
 //!
 //! A state is a row-major vector of codes, and a float32 scale for each [`BLOCK`] of them: the largest magnitude in the
 //! block. A code stands for one of 256 numbers ([`numbers`]) times that scale. All rows read the codes and scales of the
-//! step before, and compute the state of this step from them in float32. So the parameter is updated by states that are not
+//! step before, and compute the state of this step from them in float32 (float64 for gradients in float64, which `verify` makes). So the parameter is updated by states that are not
 //! rounded yet. No row makes a whole state in float32: kernels work on [`elements_at_once`].
 
 use super::names::*;
@@ -87,15 +87,17 @@ pub static ADAMW_8BIT: OpDef = OpDef {
     },
     cost: |cx| cx.elementwise(22),
     memory: |cx| {
-        let is_narrow = cx.operand(0).is_some_and(|p| p.dtype != DType::F32);
+        let is_narrow = cx
+            .operand(0)
+            .is_some_and(|p| p.dtype != compute_type(p.dtype));
         let is_kept = keeps_old(cx, &ADAMW_8BIT_SLOTS);
         // Places in the table and two states; the parameter where it is widened; what it was where it may stay.
-        let bytes = 8 + 4 + 4 + 4 * (u64::from(is_narrow) + u64::from(is_kept));
-        memory(cx, &ADAMW_8BIT_SLOTS, bytes, 2 * NUMBERS).in_place_operands(cx, &[0])
+        let blocks = 2 + u64::from(is_narrow) + u64::from(is_kept);
+        memory(cx, &ADAMW_8BIT_SLOTS, (8, blocks), 2 * NUMBERS).in_place_operands(cx, &[0])
     },
     ..update("AdamW8bit", |cx| {
-        let p = cx.bind(cast(cx.x(0), DType::F32))?;
-        let g = gradient_as(cx, &ADAMW_8BIT_SLOTS, DType::F32)?;
+        let p = cx.widened(cx.x(0))?;
+        let g = wide_gradient(cx, &ADAMW_8BIT_SLOTS)?;
         let g = in_blocks(cx, g.0)?;
         let mut states = [p; 2];
         for (i, (state, beta)) in states.iter_mut().zip([BETA1, BETA2]).enumerate() {
@@ -129,7 +131,7 @@ pub static MOMENT_SCALES: OpDef = OpDef {
         Ok(vec![cx.ty(1)?.clone()])
     },
     cost: |cx| cx.per_largest_operand(7),
-    memory: |cx| memory(cx, &MOMENT_SCALES_SLOTS, 8 + 4, NUMBERS),
+    memory: |cx| memory(cx, &MOMENT_SCALES_SLOTS, (8, 1), NUMBERS),
     ..our_mixed("MomentScales", |cx| {
         let new = moment_by_attrs(cx, &MOMENT_SCALES_SLOTS, 2)?;
         let axes = cx.b.ints(&[1]);
@@ -168,8 +170,8 @@ pub static MOMENT_CODES: OpDef = OpDef {
         let at_once = elements_at_once(cx.device, cx.elements(0) as i64) as u64;
         let blocks = at_once.div_ceil(BLOCK as u64);
         let codes = u64::from(keeps_old(cx, &MOMENT_CODES_SLOTS));
-        let mut footprint = memory(cx, &MOMENT_CODES_SLOTS, 8 + 4 + codes, 2 * NUMBERS - 1);
-        footprint.temp_bytes += 4 * blocks;
+        let mut footprint = memory(cx, &MOMENT_CODES_SLOTS, (8 + codes, 1), 2 * NUMBERS - 1);
+        footprint.temp_bytes += wide_bytes(cx, &MOMENT_CODES_SLOTS) * blocks;
         let lies_alike = cx.operand(0).is_some_and(|codes| codes.is_contiguous());
         footprint.in_place_operands.extend(lies_alike.then_some(0));
         footprint
@@ -181,6 +183,7 @@ pub static MOMENT_CODES: OpDef = OpDef {
         let inverse = unary_op(RECIPROCAL, binary_op(MAX, scales, least));
         let x = cx.bind(new * inverse)?;
         let bounds = table(cx, "bounds", &bounds(cx.attrs.int(POWER)));
+        let bounds = cx.b.cast_like(bounds, x.0)?;
         // The number of bounds below x, by bisection.
         let none = cx.b.filled_like(x.0, 0.0)?;
         let mut code = cx.bind(cast(none, DType::I64))?;
@@ -211,7 +214,13 @@ pub fn rows_around(rows: i64, width: i64, count: i64) -> i64 {
     (count / width.max(1) + 2).min(rows)
 }
 
-/// Returns the bytes of float32 that a kernel makes of the gradient at a time: a copy where it is widened, scaled or not
+/// Returns the bytes of a number of the type that is computed in.
+fn wide_bytes(cx: &MemoryCx, slots: &UpdateSlots) -> u64 {
+    let gradient = slots.gradient.and_then(|i| cx.operand(i));
+    gradient.map_or(4, |g| compute_type(g.dtype).size_bytes())
+}
+
+/// Returns the bytes that a kernel makes of the gradient at a time: a copy where it is widened, scaled or not
 /// row-major.
 fn copied_gradient_bytes(cx: &MemoryCx, slots: &UpdateSlots) -> u64 {
     let Some(g) = slots.gradient.and_then(|i| cx.operand(i)) else {
@@ -221,14 +230,14 @@ fn copied_gradient_bytes(cx: &MemoryCx, slots: &UpdateSlots) -> u64 {
     let elements = g.elements() as i64;
     let at_once = elements_at_once(cx.device, elements);
     let copied = match g.is_contiguous() {
-        true if g.dtype == DType::F32 && !is_scaled => 0,
+        true if g.dtype == compute_type(g.dtype) && !is_scaled => 0,
         true => at_once,
         false => {
             let rows = g.dims[0].max(1);
             rows_around(rows, elements / rows, at_once) * (elements / rows)
         }
     };
-    4 * copied as u64
+    wide_bytes(cx, slots) * copied as u64
 }
 
 /// Returns true for a kernel that keeps what an update may leave as it was, because the host does not know whether it applies.
@@ -237,25 +246,32 @@ fn keeps_old(cx: &MemoryCx, slots: &UpdateSlots) -> bool {
     is_given && cx.device == DeviceKind::Cuda
 }
 
-/// Temporaries of `each` bytes for every element that is processed at a time, of tables of so many numbers on a device, and of
-/// the gradient.
-fn memory(cx: &MemoryCx, slots: &UpdateSlots, each: u64, table_numbers: u64) -> Footprint {
+/// Temporaries of so many bytes and numbers for every element that is processed at a time, of the gradient, and of tables where
+/// these are on a device or not in float32.
+fn memory(
+    cx: &MemoryCx,
+    slots: &UpdateSlots,
+    (bytes, numbers): (u64, u64),
+    table_numbers: u64,
+) -> Footprint {
+    let wide_bytes = wide_bytes(cx, slots);
     let elements = slots.gradient.map_or(0, |i| cx.elements(i));
     let at_once = elements_at_once(cx.device, elements as i64) as u64;
     let tables_bytes = match cx.device {
-        DeviceKind::Cpu => 0,
-        DeviceKind::Cuda => 4 * table_numbers,
+        DeviceKind::Cpu if wide_bytes == 4 => 0,
+        _ => wide_bytes * table_numbers,
     };
+    let each = bytes + wide_bytes * numbers;
     fresh(cx).with_temp(each * at_once + tables_bytes + copied_gradient_bytes(cx, slots))
 }
 
 /// Checks codes and scales of the state of a gradient, which are operands in these slots.
 fn check_state(cx: &InferCx, [gradient, codes, scales]: [usize; 3]) -> Result<()> {
     let g = cx.ty(gradient)?;
-    let elements = g.elements();
+    let (elements, wide) = (g.elements(), compute_type(g.dtype));
     let wanted = [
         (codes, Ty::new(DType::U8, [elements.clone()])),
-        (scales, Ty::new(DType::F32, [blocks_of(&elements)])),
+        (scales, Ty::new(wide, [blocks_of(&elements)])),
     ];
     for (slot, wanted) in wanted {
         let found = cx.ty(slot)?;
@@ -274,6 +290,12 @@ fn check_state(cx: &InferCx, [gradient, codes, scales]: [usize; 3]) -> Result<()
         }
     }
     Ok(())
+}
+
+/// The gradient in the type that is computed in.
+fn wide_gradient(cx: &mut BodyCx, slots: &UpdateSlots) -> Result<Term> {
+    let gradient = cx.ty(cx.x(slots.gradient.unwrap_or(1)));
+    gradient_as(cx, slots, compute_type(gradient.dtype))
 }
 
 fn table(cx: &mut BodyCx, name: &str, numbers: &[f32]) -> ValueId {
@@ -311,6 +333,7 @@ fn moment(
     (beta, power): (f64, i64),
 ) -> Result<Term> {
     let numbers = table(cx, "numbers", &numbers(power));
+    let numbers = cx.b.cast_like(numbers, g.0)?;
     let places = cx.b.cast(cx.x(codes), DType::I64)?;
     let places = in_blocks(cx, places)?;
     let units = cx.b.gather(numbers, places.0, 0)?;
@@ -326,7 +349,7 @@ fn moment(
 
 /// As [`moment`], of the state that is operand 0, with its scales beside the gradient in slot `gradient`.
 fn moment_by_attrs(cx: &mut BodyCx, slots: &UpdateSlots, gradient: usize) -> Result<Term> {
-    let g = gradient_as(cx, slots, DType::F32)?;
+    let g = wide_gradient(cx, slots)?;
     let g = in_blocks(cx, g.0)?;
     let of = (decimal(cx.attrs.float(BETA)), cx.attrs.int(POWER));
     moment(cx, [0, 3 - gradient], g, of)

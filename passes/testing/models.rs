@@ -72,7 +72,8 @@ impl Maker<'_> {
             In::Scales(dims) => {
                 let elements = dims.iter().product::<i64>();
                 let values: Vec<f64> = (1..=elements).map(|i| i as f64 + 0.5).collect();
-                return Some(b.constant("scales", tensor(DType::F32, dims, &values)));
+                let wide = crate::ops::rule::compute_type(self.dtype);
+                return Some(b.constant("scales", tensor(wide, dims, &values)));
             }
             In::Narrow(dims) => {
                 let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();

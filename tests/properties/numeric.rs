@@ -14,7 +14,7 @@ use ckpt_passes::analysis::{Binding, MemoryProfile, Sizes};
 use ckpt_passes::driver::{Cx, Pipeline, Watch, run};
 use ckpt_passes::ir::op::{Body, Grad};
 use ckpt_passes::ir::{DType, Graph, ValueId};
-use ckpt_passes::ops::{blockwise, body_of};
+use ckpt_passes::ops::body_of;
 use ckpt_passes::plan::{Plan, saved_set};
 use ckpt_passes::planning::BoundGraph;
 use ckpt_passes::testing::Random;
@@ -288,10 +288,7 @@ fn our_ops_agree_with_their_bodies() {
                 let scale = 1.0 + finite.max().double_value(&[]);
                 let gap = (&a - &b).abs().masked_fill(&a.eq_tensor(&b), 0.0);
                 let gap = gap.max().double_value(&[]);
-                // States in codes are computed in float32.
-                let is_narrow = blockwise::ROWS.iter().any(|op| recipe.row() == Some(op));
-                let is_wide = dtype == DType::F64 && !is_narrow;
-                let allowed = if is_wide { 1e-12 } else { 2e-6 } * scale;
+                let allowed = if dtype == DType::F64 { 1e-12 } else { 2e-6 } * scale;
                 assert!(
                     gap <= allowed,
                     "{recipe:?} {dtype}: {gap}\n{}",

@@ -1,4 +1,4 @@
-//! AdamW with states of eight bits, some blocks of codes at a time. All arithmetic is in float32.
+//! AdamW with states of eight bits, some blocks of codes at a time.
 
 use super::context::*;
 use super::optimizer::{
@@ -39,15 +39,15 @@ static TABLES: LazyLock<[Arc<Table>; 4]> = LazyLock::new(|| {
     [numbers(1), numbers(2), bounds(1), bounds(2)].map(of)
 });
 
-/// Returns the first `count` numbers of a table, as a copy on a device.
-fn table(cx: &KernelCx, which: i64, count: i64) -> Result<Tensor> {
+/// Returns the first `count` numbers of a table, as a copy on a device or in float64.
+fn table(cx: &KernelCx, which: i64, count: i64, kind: Kind) -> Result<Tensor> {
     let owner = TABLES[which as usize].clone();
     let lent = from_bytes(owner, Kind::Float, &[256]).map_err(torch_error)?;
     let lent = narrow(&lent, 0, 0, count)?;
-    if cx.device == DeviceKind::Cpu {
+    if cx.device == DeviceKind::Cpu && kind == Kind::Float {
         return Ok(lent);
     }
-    let there = empty(&[count], Kind::Float, cx.x(0)?.device())?;
+    let there = empty(&[count], kind, cx.x(0)?.device())?;
     copy_into(&there, &lent)?;
     Ok(there)
 }
@@ -56,7 +56,7 @@ fn flat(x: &Tensor) -> Result<Tensor> {
     call("aten::view", args![x, &[-1]])
 }
 
-/// The gradient, which kernels read as float32 in row-major order.
+/// The gradient, which kernels read in the type that is computed in and in row-major order.
 struct Gradient {
     tensor: Tensor,
     /// Size of what lies at one place of the first axis; 1 for a row-major tensor, which is read as a vector.
@@ -76,8 +76,9 @@ impl Gradient {
             true => most,
             false => rows_around(rows, width, most) * width,
         };
-        let copies = !is_flat || g.kind() != Kind::Float || factor.is_some();
-        let room = copies.then(|| empty(&[copied], Kind::Float, g.device()));
+        let wide = compute_kind(g.kind());
+        let copies = !is_flat || g.kind() != wide || factor.is_some();
+        let room = copies.then(|| empty(&[copied], wide, g.device()));
         Ok(Gradient {
             tensor: if is_flat { flat(g)? } else { g.alias() },
             width,
@@ -119,11 +120,11 @@ struct State {
 
 impl State {
     fn new(cx: &KernelCx, [codes, scales]: [usize; 2], (beta, power): (f64, i64)) -> Result<State> {
-        let codes = cx.x(codes)?;
+        let (codes, scales) = (cx.x(codes)?, cx.x(scales)?);
         Ok(State {
-            numbers: table(cx, power - 1, 256)?,
+            numbers: table(cx, power - 1, 256, scales.kind())?,
             codes: dense(codes)?,
-            scales: dense(cx.x(scales)?)?,
+            scales: dense(scales)?,
             beta,
             power,
         })
@@ -194,11 +195,12 @@ fn adamw_8bit(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let gradient = Gradient::new(cx, slots, most)?;
     let numbers = adamw_numbers(cx, [2, 3])?;
     let eps = attr(cx, EPS);
-    let rooms = [room(Kind::Int64)?, room(Kind::Float)?, room(Kind::Float)?];
-    let is_narrow = out.kind() != Kind::Float;
-    let wide = is_narrow.then(|| room(Kind::Float)).transpose()?;
+    let kind = compute_kind(out.kind());
+    let rooms = [room(Kind::Int64)?, room(kind)?, room(kind)?];
+    let is_narrow = out.kind() != kind;
+    let wide = is_narrow.then(|| room(kind)).transpose()?;
     let mask = mask(cx, slots)?;
-    let before = mask.is_some().then(|| room(Kind::Float)).transpose()?;
+    let before = mask.is_some().then(|| room(kind)).transpose()?;
     // The blocks exist already: a step takes the same memory whether it applies or not.
     if is_left_out(cx, slots, mask)? {
         return Ok(vec![out]);
@@ -247,7 +249,7 @@ fn moment_scales(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let gradient = Gradient::new(cx, slots, most)?;
     let (places, x) = (
         empty(&[most], Kind::Int64, old.device())?,
-        empty(&[most], Kind::Float, old.device())?,
+        empty(&[most], out.kind(), old.device())?,
     );
     let mask = mask(cx, slots)?;
     if is_left_out(cx, slots, mask)? {
@@ -282,14 +284,15 @@ fn moment_codes(cx: &KernelCx) -> Result<Vec<Tensor>> {
     }
     let most = elements_at_once(cx.device, elements);
     let state = State::of(cx, [0, 2])?;
-    let bounds = table(cx, 1 + state.power, 255)?;
+    let wide = state.scales.kind();
+    let bounds = table(cx, 1 + state.power, 255, wide)?;
     let new_scales = dense(cx.x(3)?)?;
     let gradient = Gradient::new(cx, slots, most)?;
     let (places, x) = (
         empty(&[most], Kind::Int64, device)?,
-        empty(&[most], Kind::Float, device)?,
+        empty(&[most], wide, device)?,
     );
-    let inverse = empty(&[div_ceil(most, BLOCK)], Kind::Float, device)?;
+    let inverse = empty(&[div_ceil(most, BLOCK)], wide, device)?;
     let mask = mask(cx, slots)?;
     let codes = mask.map(|_| empty(&[most], Kind::Uint8, device));
     let codes = codes.transpose()?;

@@ -51,7 +51,7 @@ fn rest(x: &Tensor) -> Result<Tensor> {
     call("aten::rsub.Scalar", args![x, 1.0, 1])
 }
 
-/// Converts a number to a factor on the device, in the compute type: float32 for codes.
+/// Converts a number to a factor on the device, in the compute type; in float32 for codes.
 fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
     let own = Some(cx.x(0)?.kind()).filter(|kind| is_float(*kind));
     let x = x.f_to_kind(own.map_or(Kind::Float, compute_kind));
