@@ -93,7 +93,9 @@ def compare_step(compiler: Compiler, name: str, optimizer: str, lr: float) -> fl
     """Returns the largest difference of a parameter after one step, relative to its largest element."""
     ids = tokens(1)
     with tempfile.TemporaryDirectory() as folder:
-        out = train(compiler, fixture(name), Path(folder), ids, "--optimizer", optimizer, "--lr", str(lr), "--steps", "1")
+        out = train(
+            compiler, fixture(name), Path(folder), ids, "--optimizer", optimizer, "--lr", str(lr), "--steps", "1"
+        )
         loaded = MODELS[name]()
         loaded.load_state_dict(load_file(out / "model.safetensors"), strict=True)
     model = MODELS[name]()
@@ -133,7 +135,7 @@ def compare_eight_bits(compiler: Compiler) -> float:
             assert metrics[0]["peak_bytes"] == metrics[0]["predicted_peak_bytes"], "the peak is not the predicted one"
             last = [row["loss"] for row in metrics[-steps // 10 :]]
             losses.append(sum(last) / len(last))
-            print(f"{optimizer}: loss {metrics[0]['loss']:.4f} -> {losses[-1]:.4f}, peak {metrics[0]['peak_bytes']} bytes")
+            print(f"{optimizer}: loss {metrics[0]['loss']:.4f} -> {losses[-1]:.4f}, peak {metrics[0]['peak_bytes']}")
     return abs(losses[1] / losses[0] - 1.0)
 
 
