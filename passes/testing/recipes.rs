@@ -4,6 +4,7 @@
 //! failing test, and a new op is tested by existing. Sizes are small and few, so that calls chain.
 
 mod attention;
+mod blockwise;
 mod call;
 mod conv;
 mod index;
@@ -29,6 +30,7 @@ pub const ALL: &[Recipe] = &joined::<{ total() }>();
 const PARTS: &[&[Recipe]] = &[
     GENERAL,
     attention::CALLS,
+    blockwise::CALLS,
     conv::CALLS,
     index::CALLS,
     loss::CALLS,
