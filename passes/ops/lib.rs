@@ -9,6 +9,7 @@ pub mod aten;
 pub mod attention;
 pub mod batch_axes;
 pub mod bits;
+pub mod blockwise;
 pub mod builder;
 pub mod cast;
 pub mod collective;
@@ -60,6 +61,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     arith::ROWS,
     attention::ROWS,
     bits::ROWS,
+    blockwise::ROWS,
     cast::ROWS,
     collective::ROWS,
     concat::ROWS,

@@ -55,13 +55,13 @@ pub const RESTART: &str = "restart";
 const BLOCK_ELEMENTS: i64 = 1 << 18;
 
 /// A number, 0 where it is not given.
-const fn number(name: &'static str) -> AttrSpec {
+pub(super) const fn number(name: &'static str) -> AttrSpec {
     AttrSpec::float(name, 0.0)
 }
 
 const UPDATED: &[Slot] = slots!["updated"];
 
-const fn update(name: &'static str, body: BodyFn) -> OpDef {
+pub(super) const fn update(name: &'static str, body: BodyFn) -> OpDef {
     OpDef {
         outs: UPDATED,
         grad: Grad::Missing("a step of an optimizer is not differentiated"),
@@ -237,7 +237,11 @@ pub static ADAMW: OpDef = OpDef {
     infer: |cx| infer(cx, &ADAMW_SLOTS),
     cost: |cx| cx.elementwise(12),
     memory: |cx| memory(cx, &ADAMW_SLOTS),
-    ..update("AdamW", adamw)
+    ..update("AdamW", |cx| {
+        let tensors = wide(cx)?;
+        let new = adamw(cx, tensors, [3, 4])?;
+        updated(cx, &ADAMW_SLOTS, new)
+    })
 };
 
 /// Slots of [`LION`].
@@ -420,12 +424,16 @@ fn plus_scaled(cx: &mut BodyCx, v: Term, factor: &str, w: Term) -> Result<Term> 
     cx.bind(v + scaled)
 }
 
-/// Scalars are computed in float64: 1 − beta2^step is a small difference.
-fn adamw(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
-    let [p, mean, square] = wide(cx)?;
+/// Returns the parameter after a step by the mean and square of this step, of which the operands in `slots` are learning rate
+/// and step number. Scalars are computed in float64: 1 − beta2^step is a small difference.
+pub(super) fn adamw(
+    cx: &mut BodyCx,
+    [p, mean, square]: [Term; 3],
+    [lr, step]: [usize; 2],
+) -> Result<Expr> {
     let wide_type = cx.b.ty(p.0).dtype;
-    let lr = cx.bind(cast(cx.x(3), DType::F64))?;
-    let step = cx.bind(cast(cx.x(4), DType::F64))?;
+    let lr = cx.bind(cast(cx.x(lr), DType::F64))?;
+    let step = cx.bind(cast(cx.x(step), DType::F64))?;
     let one = cx.number(lr, 1.0);
     let attrs = cx.attrs;
     let mut correction = |name: &str| {
@@ -443,12 +451,17 @@ fn adamw(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     }
     let spread = cx.bind(unary_op(SQRT, square) / root)?;
     let eps = cx.number(p, decimal(attrs.float(EPS)));
-    updated(cx, &ADAMW_SLOTS, new - size * (mean / (spread + eps)))
+    Ok(new - size * (mean / (spread + eps)))
 }
 
 /// The gradient as it enters a formula: in the type that is computed in, multiplied by its scale.
 fn gradient(cx: &mut BodyCx, slots: &UpdateSlots) -> Result<Term> {
     let dtype = compute_type(cx.ty(cx.x(0)).dtype);
+    gradient_as(cx, slots, dtype)
+}
+
+/// As [`gradient`], in a given type.
+pub(super) fn gradient_as(cx: &mut BodyCx, slots: &UpdateSlots, dtype: DType) -> Result<Term> {
     let slot = slots.gradient.unwrap_or(1);
     let g = cx.bind(cast(cx.x(slot), dtype))?;
     match slots.grad_scale.and_then(|i| cx.opt_x(i)) {
@@ -458,7 +471,11 @@ fn gradient(cx: &mut BodyCx, slots: &UpdateSlots) -> Result<Term> {
 }
 
 /// The result of an update: `new` rounded, or the first operand where the update does not apply.
-fn updated(cx: &mut BodyCx, slots: &UpdateSlots, new: impl Into<Expr>) -> Result<Vec<ValueId>> {
+pub(super) fn updated(
+    cx: &mut BodyCx,
+    slots: &UpdateSlots,
+    new: impl Into<Expr>,
+) -> Result<Vec<ValueId>> {
     let new = narrow(cx, new)?;
     match slots.apply.and_then(|i| cx.opt_x(i)) {
         None => Ok(new),
@@ -466,8 +483,8 @@ fn updated(cx: &mut BodyCx, slots: &UpdateSlots, new: impl Into<Expr>) -> Result
     }
 }
 
-/// Checks the operands of an update. Scalars are told by the names of their slots.
-fn infer(cx: &InferCx, slots: &UpdateSlots) -> Result<Vec<Ty>> {
+/// Checks the operands of an update.
+pub(super) fn infer(cx: &InferCx, slots: &UpdateSlots) -> Result<Vec<Ty>> {
     let dtype = cx.want_dtype(0, DType::is_float, "a floating-point type")?;
     let old = cx.ty(0)?;
     for slot in slots.alike.iter().copied().chain(slots.gradient) {
@@ -488,6 +505,12 @@ fn infer(cx: &InferCx, slots: &UpdateSlots) -> Result<Vec<Ty>> {
                 .found(other.to_string()));
         }
     }
+    check_scalars(cx)?;
+    Ok(vec![old.clone()])
+}
+
+/// Checks the scalar operands of an update, which are told by the names of their slots.
+pub(super) fn check_scalars(cx: &InferCx) -> Result<()> {
     for (slot, defined) in cx.op.ins.iter().enumerate() {
         let (allowed, what): (fn(DType) -> bool, _) = match defined.name {
             "lr" | GRAD_SCALE => (DType::is_float, "a floating-point scalar"),
@@ -506,7 +529,7 @@ fn infer(cx: &InferCx, slots: &UpdateSlots) -> Result<Vec<Ty>> {
                 .found(ty.to_string()));
         }
     }
-    Ok(vec![old.clone()])
+    Ok(())
 }
 
 /// Returns the number of elements that are processed at a time: any number if all tensors are row-major, else whole

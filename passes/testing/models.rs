@@ -69,6 +69,12 @@ impl Maker<'_> {
             In::Int(v) => return Some(b.int(v)),
             In::Table(dims, v) => return Some(b.constant("table", ints(DType::I64, dims, v))),
             In::Bytes(dims, v) => return Some(b.constant("bytes", ints(DType::U8, dims, v))),
+            In::Scales(dims) => {
+                let elements = dims.iter().product::<i64>();
+                let values: Vec<f64> = (1..=elements).map(|i| i as f64 + 0.5).collect();
+                let wide = crate::ops::rule::compute_type(self.dtype);
+                return Some(b.constant("scales", tensor(wide, dims, &values)));
+            }
             In::Narrow(dims) => {
                 let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
                 let count = dims.iter().product::<u64>();

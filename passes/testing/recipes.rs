@@ -4,6 +4,7 @@
 //! failing test, and a new op is tested by existing. Sizes are small and few, so that calls chain.
 
 mod attention;
+mod blockwise;
 mod call;
 mod conv;
 mod index;
@@ -29,6 +30,7 @@ pub const ALL: &[Recipe] = &joined::<{ total() }>();
 const PARTS: &[&[Recipe]] = &[
     GENERAL,
     attention::CALLS,
+    blockwise::CALLS,
     conv::CALLS,
     index::CALLS,
     loss::CALLS,
@@ -100,6 +102,11 @@ const GENERAL: &[Recipe] = recipes! {
     Fetch 1 (Real(M23));
     AllReduce 1 (Real(M23));
     ReduceScatter 1 (Real(M23));
+    StartAllReduce 1 (Real(M23));
+    StartReduceScatter 2 (Real(M23));
+    Wait 1 (Real(M23));
+    Wait 1 (Real(S), Real(M23));
+    AllGather 1 (Real(M23), Real(&[6]));
     OwnSlice 1 (Real(M23));
     GatherSlices 1 (Real(M23), Real(&[6]));
     Add 1 (Real(M23), Real(V3));

@@ -82,7 +82,7 @@ fn kind(graph: &Graph, input: ValueId) -> Numbers {
     match graph.node(used.node).op.ins[used.slot].name {
         "lr" => Numbers::Rate,
         "step" => Numbers::Step,
-        "square" => Numbers::Square,
+        "square" | "mean_scales" | "square_scales" => Numbers::Square,
         _ => Numbers::Any,
     }
 }
@@ -198,6 +198,8 @@ impl Source {
                 DType::I16 | DType::U16 => {
                     bytes.extend((int.min(i16::MAX as i64) as i16).to_le_bytes())
                 }
+                // Codes of a mean of squares: none near 0, which the step divides by.
+                DType::U8 if self.kind == Numbers::Square => bytes.push(128 | int as u8),
                 DType::I8 | DType::U8 => bytes.push(int.min(i8::MAX as i64) as u8),
                 DType::Bool => {
                     bytes.push(((int & 1) != 0 || self.kind == Numbers::Yes) as u8);

@@ -337,6 +337,8 @@ fn every_update_goes_on_bit_for_bit_with_the_predicted_peak() {
         "--clip 0.5 --accumulate 2",
         "--optimizer lion --accumulate 3",
         "--optimizer muon --no-decay *embed*",
+        "--optimizer adamw8bit --accumulate 2 --clip 1",
+        "--optimizer adamw8bit --config narrow.toml",
         "--optimizer adafactor --clip 1 --weight-decay 0.1",
         "--config narrow.toml",
         "--stochastic-rounding",

@@ -2,6 +2,7 @@
 //! (`support::torch::alone`).
 
 #[cfg(feature = "torch")]
+mod adamw8bit;
 mod all_choices;
 #[cfg(feature = "torch")]
 mod arena;

@@ -147,6 +147,9 @@ fn every_option_gives_the_unplanned_bits_in_the_memory_predicted() {
         ("llama32_bf16", fused(summed(options("adamw")))),
         ("gpt2", fused(options("adafactor:weight_decay=0.1"))),
         ("llama32_bf16", summed(half(clipped("adafactor")))),
+        ("gpt2", fused(options("adamw8bit"))),
+        ("llama32_bf16", summed(half(clipped("adamw8bit")))),
+        ("llama32_bf16", by_chance(fused(options("adamw8bit")))),
         ("gpt2", fused(options("muon"))),
         ("llama32_bf16", half(clipped("muon:match_rms_adamw=true"))),
         (

@@ -39,6 +39,8 @@ pub enum In {
     Bytes(&'static [i64], &'static [i64]),
     /// Constant bfloat16 zeros.
     Narrow(&'static [i64]),
+    /// Constants 1.5, 2.5, …, in float32 for 16-bit types.
+    Scales(&'static [i64]),
     /// Constant booleans.
     Bools(&'static [i64], &'static [i64]),
     /// A constant floating-point scalar.

@@ -2,15 +2,16 @@
 
 use super::adafactor::{self, StepNumbers};
 use super::muon;
-use super::names::emit_update;
+use super::names::{emit_optional, emit_update};
 use super::options::Optimizer;
 use super::scaling::Shared;
 use crate::error::{Error, Result};
 use crate::ir::{Attrs, ValueId};
 use crate::ops::Builder;
+use crate::ops::blockwise::{ADAMW_8BIT, MOMENT_CODES, MOMENT_SCALES, POWER};
 use crate::ops::optimizer::{
     ADAM_MEAN, ADAM_SQUARE, ADAMW, BETA, BETA1, BETA2, DAMPENING, EPS, LION, MOMENTUM,
-    MOMENTUM_FACTOR, SGD, WEIGHT_DECAY,
+    MOMENTUM_FACTOR, REPLACE, SGD, WEIGHT_DECAY,
 };
 
 /// The optimizer of one parameter, with its states.
@@ -99,6 +100,38 @@ pub(super) fn emit(
                 .with(WEIGHT_DECAY, weight_decay);
             let ins = vec![Some(p), Some(mean), Some(square), Some(lr), step, apply];
             Ok(vec![emit_update(b, &ADAMW, ins, attrs, p)?, mean, square])
+        }
+        Optimizer::AdamW8bit {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } => {
+            let [mean, mean_scales, square, square_scales] = *states else {
+                return Err(missing());
+            };
+            let attrs = Attrs::new()
+                .with(BETA1, beta1)
+                .with(BETA2, beta2)
+                .with(EPS, eps)
+                .with(WEIGHT_DECAY, weight_decay);
+            let ins = [p, g, lr].map(Some).into_iter().chain([step]);
+            let ins = ins.chain(states.iter().copied().map(Some));
+            let ins = ins.chain([grad_scale, apply]).collect();
+            let mut results = vec![emit_update(b, &ADAMW_8BIT, ins, attrs, p)?];
+            // Codes and scales are functions of both, so the new scales wait beside the old ones.
+            let both = [(mean, mean_scales, beta1), (square, square_scales, beta2)];
+            for (power, (codes, scales, beta)) in (1..).zip(both) {
+                let attrs = Attrs::new().with(BETA, beta).with(POWER, power);
+                let ins = vec![Some(codes), Some(scales), Some(g), grad_scale, apply];
+                let new = emit_optional(b, &MOMENT_SCALES, ins, attrs.clone())?;
+                let ins = [codes, g, scales, new].map(Some).into_iter();
+                let ins = ins.chain([grad_scale, apply]).collect();
+                results.push(emit_update(b, &MOMENT_CODES, ins, attrs, codes)?);
+                let ins = vec![Some(scales), Some(new)];
+                results.push(emit_update(b, &REPLACE, ins, Attrs::new(), scales)?);
+            }
+            Ok(results)
         }
         Optimizer::Lion {
             beta1,

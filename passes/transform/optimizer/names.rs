@@ -14,6 +14,10 @@ pub const MOMENTUM: &str = ".momentum";
 pub const EXP_AVG: &str = ".exp_avg";
 /// Suffix of a mean of squared gradients.
 pub const EXP_AVG_SQ: &str = ".exp_avg_sq";
+/// Suffix of the scales of a mean of gradients in codes of eight bits.
+pub const EXP_AVG_SCALES: &str = ".exp_avg_absmax";
+/// Suffix of the scales of a mean of squared gradients in codes of eight bits.
+pub const EXP_AVG_SQ_SCALES: &str = ".exp_avg_sq_absmax";
 /// Suffix of a mean of squared gradients of rows.
 pub const ROW_VAR: &str = ".row_var";
 /// Suffix of a mean of squared gradients of columns.
@@ -25,10 +29,12 @@ pub const ACCUMULATED: &str = ".accumulated";
 /// Suffix of a float32 master weight.
 pub const MASTER: &str = ".master";
 /// Suffixes of states.
-pub const STATES: [&str; 8] = [
+pub const STATES: [&str; 10] = [
     MOMENTUM,
     EXP_AVG,
     EXP_AVG_SQ,
+    EXP_AVG_SCALES,
+    EXP_AVG_SQ_SCALES,
     ROW_VAR,
     COL_VAR,
     VARIANCE,
@@ -71,18 +77,28 @@ fn check_free(graph: &Graph, name: &str) -> Result<()> {
 pub(super) fn emit_update(
     b: &mut Builder,
     op: &'static OpDef,
-    mut ins: Vec<Option<ValueId>>,
+    ins: Vec<Option<ValueId>>,
     attrs: Attrs,
     old: ValueId,
+) -> Result<ValueId> {
+    let name = format!("{}{UPDATED}", b.graph.value(old).name);
+    check_free(b.graph, &name)?;
+    let new = emit_optional(b, op, ins, attrs)?;
+    b.graph.rename_value(new, &name);
+    Ok(new)
+}
+
+/// Emits a node of one result, of which the last operands may not be given.
+pub(super) fn emit_optional(
+    b: &mut Builder,
+    op: &'static OpDef,
+    mut ins: Vec<Option<ValueId>>,
+    attrs: Attrs,
 ) -> Result<ValueId> {
     while ins.last() == Some(&None) {
         ins.pop();
     }
-    let name = format!("{}{UPDATED}", b.graph.value(old).name);
-    check_free(b.graph, &name)?;
-    let new = b.emit_n(op, ins, attrs, 1)?[0];
-    b.graph.rename_value(new, &name);
-    Ok(new)
+    Ok(b.emit_n(op, ins, attrs, 1)?[0])
 }
 
 /// Gives a value a name of its own.

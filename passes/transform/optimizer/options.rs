@@ -1,13 +1,18 @@
 //! What updates parameters, and how: optimizers with their constants, and the options of the pass.
 
 use crate::error::Result;
-use crate::ir::Ty;
+use crate::ir::{DType, Ty};
+use crate::ops::blockwise::blocks_of;
 use crate::ops::optimizer::{
     BETA, BETA1, BETA2, DAMPENING, EPS, MOMENTUM_FACTOR, WEIGHT_DECAY, decimal,
 };
+use crate::ops::rule::compute_type;
 use std::fmt;
 
-use super::names::{COL_VAR, EXP_AVG, EXP_AVG_SQ, MOMENTUM, ROW_VAR, VARIANCE, fail};
+use super::names::{
+    COL_VAR, EXP_AVG, EXP_AVG_SCALES, EXP_AVG_SQ, EXP_AVG_SQ_SCALES, MOMENTUM, ROW_VAR, VARIANCE,
+    fail,
+};
 
 /// Setting: the exponent of Adafactor's decay.
 const BETA2_DECAY: &str = "beta2_decay";
@@ -134,6 +139,17 @@ pub enum Optimizer {
         /// Factor of the learning rate by which a parameter shrinks in each step.
         weight_decay: f32,
     },
+    /// AdamW with states in codes of eight bits, of parameters that are large enough.
+    AdamW8bit {
+        /// Decay of the mean of gradients.
+        beta1: f32,
+        /// Decay of the mean of squared gradients.
+        beta2: f32,
+        /// Added to the root of the mean of squares.
+        eps: f32,
+        /// Factor of the learning rate by which a parameter shrinks in each step.
+        weight_decay: f32,
+    },
     /// Steps of one size in the direction of the signs of a mean.
     Lion {
         /// Decay of the mean whose signs are the step's.
@@ -208,6 +224,12 @@ impl Optimizer {
                 nesterov: false,
             },
             "adamw" => Optimizer::ADAMW,
+            "adamw8bit" => Optimizer::AdamW8bit {
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                weight_decay: 0.01,
+            },
             "lion" => Optimizer::Lion {
                 beta1: 0.9,
                 beta2: 0.99,
@@ -231,7 +253,7 @@ impl Optimizer {
             }),
             other => {
                 return Err(fail(format!("there is no optimizer `{other}`")).expected(
-                    "sgd, adamw, lion, adafactor or muon, perhaps with settings: sgd:momentum=0.9",
+                    "sgd, adamw, adamw8bit, lion, adafactor or muon, perhaps with settings: sgd:momentum=0.9",
                 ));
             }
         };
@@ -282,16 +304,29 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Returns the optimizer of a parameter: of a matrix that Muon takes or another one, whose weight decays or does not.
-    pub(super) fn of(mut self, is_for_muon: bool, decays: bool) -> Optimizer {
-        if let Optimizer::Muon(settings) = self
-            && !is_for_muon
+    /// Returns the optimizer of a parameter whose weight decays or does not: AdamW for a parameter that does not fit Muon or
+    /// states of eight bits.
+    pub(super) fn of(mut self, fits: bool, decays: bool) -> Optimizer {
+        if let Optimizer::Muon(Muon {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+            ..
+        })
+        | Optimizer::AdamW8bit {
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } = self
+            && !fits
         {
             self = Optimizer::AdamW {
-                beta1: settings.beta1,
-                beta2: settings.beta2,
-                eps: settings.eps,
-                weight_decay: settings.weight_decay,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
             };
         }
         let mut numbers = self.numbers().into_iter();
@@ -315,6 +350,12 @@ impl Optimizer {
                 (WEIGHT_DECAY, weight_decay),
             ],
             Optimizer::AdamW {
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+            }
+            | Optimizer::AdamW8bit {
                 beta1,
                 beta2,
                 eps,
@@ -355,9 +396,10 @@ impl Optimizer {
                 ("nesterov", &mut settings.nesterov),
                 ("match_rms_adamw", &mut settings.match_rms_adamw),
             ],
-            Optimizer::AdamW { .. } | Optimizer::Lion { .. } | Optimizer::Adafactor(_) => {
-                Vec::new()
-            }
+            Optimizer::AdamW { .. }
+            | Optimizer::AdamW8bit { .. }
+            | Optimizer::Lion { .. }
+            | Optimizer::Adafactor(_) => Vec::new(),
         }
     }
 
@@ -377,6 +419,17 @@ impl Optimizer {
             Optimizer::Sgd { momentum: 0.0, .. } => Vec::new(),
             Optimizer::Sgd { .. } | Optimizer::Muon(_) => alike(&[MOMENTUM]),
             Optimizer::AdamW { .. } => alike(&[EXP_AVG, EXP_AVG_SQ]),
+            Optimizer::AdamW8bit { .. } => {
+                let elements = ty.elements();
+                let codes = Ty::new(DType::U8, [elements.clone()]);
+                let scales = Ty::new(DType::F32, [blocks_of(&elements)]);
+                vec![
+                    (EXP_AVG, codes.clone()),
+                    (EXP_AVG_SCALES, scales.clone()),
+                    (EXP_AVG_SQ, codes),
+                    (EXP_AVG_SQ_SCALES, scales),
+                ]
+            }
             Optimizer::Lion { .. } => alike(&[EXP_AVG]),
             Optimizer::Adafactor(_) => adafactor_states(ty),
         }
@@ -391,7 +444,10 @@ impl Optimizer {
                 ..
             } => *momentum != 0.0 && *dampening != 0.0,
             Optimizer::Lion { .. } => false,
-            Optimizer::AdamW { .. } | Optimizer::Adafactor(_) | Optimizer::Muon(_) => true,
+            Optimizer::AdamW { .. }
+            | Optimizer::AdamW8bit { .. }
+            | Optimizer::Adafactor(_)
+            | Optimizer::Muon(_) => true,
         }
     }
 }
@@ -401,6 +457,7 @@ impl Optimizer {
         match self {
             Optimizer::Sgd { .. } => "sgd",
             Optimizer::AdamW { .. } => "adamw",
+            Optimizer::AdamW8bit { .. } => "adamw8bit",
             Optimizer::Lion { .. } => "lion",
             Optimizer::Adafactor(_) => "adafactor",
             Optimizer::Muon(_) => "muon",
@@ -422,6 +479,15 @@ impl fmt::Display for Optimizer {
         settings.extend(truths.map(|(word, truth)| format!("{word}={truth}")));
         write!(f, "{}:{}", self.name(), settings.join(","))
     }
+}
+
+/// The fewest elements of a parameter whose states are codes of eight bits, as bitsandbytes' `min_8bit_size`.
+const LEAST_WITH_CODES: i64 = 4096;
+
+/// Returns true for a parameter whose states can be codes of eight bits.
+pub(super) fn has_codes(ty: &Ty) -> bool {
+    let elements = ty.elements().as_const();
+    elements.is_some_and(|n| n >= LEAST_WITH_CODES) && compute_type(ty.dtype) == DType::F32
 }
 
 /// Returns the states of Adafactor: of all rows and columns of a parameter's matrices, or of each element.

@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Args)]
 #[command(next_help_heading = "Optimizer")]
 pub struct Updates {
-    /// Update the parameters in the graph: sgd, adamw, lion, adafactor or muon, perhaps with settings as in
+    /// Update the parameters in the graph: sgd, adamw, adamw8bit, lion, adafactor or muon, perhaps with settings as in
     /// PyTorch (sgd:momentum=0.9,weight_decay=0.01; adamw:beta2=0.95). New inputs are lr, step and the state, new outputs
     /// <parameter>.updated and <state>.updated
     #[arg(long, value_name = "NAME[:SETTINGS]", value_parser = by(Optimizer::parse))]

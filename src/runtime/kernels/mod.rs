@@ -13,6 +13,7 @@ pub mod activation;
 pub mod arith;
 pub mod attention;
 pub mod bits;
+pub mod blockwise;
 pub mod cast;
 pub mod collective;
 pub mod concat;
@@ -54,6 +55,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     arith::KERNELS,
     attention::KERNELS,
     bits::KERNELS,
+    blockwise::KERNELS,
     cast::KERNELS,
     collective::KERNELS,
     concat::KERNELS,

@@ -19,12 +19,12 @@ kernels! {
     L2_NORM => l2_norm;
 }
 
-fn attr(cx: &KernelCx, name: &str) -> f64 {
+pub(super) fn attr(cx: &KernelCx, name: &str) -> f64 {
     decimal(cx.attrs.float(name))
 }
 
 /// A factor of a formula.
-enum Factor {
+pub(super) enum Factor {
     Here(f64),
     /// One element of the compute type on the device, so that the host does not wait for it.
     There(Tensor),
@@ -51,9 +51,10 @@ fn rest(x: &Tensor) -> Result<Tensor> {
     call("aten::rsub.Scalar", args![x, 1.0, 1])
 }
 
-/// Converts a number to a factor on the device, in the compute type.
+/// Converts a number to a factor on the device, in the compute type; in float32 for codes.
 fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
-    let x = x.f_to_kind(compute_kind(cx.x(0)?.kind()));
+    let own = Some(cx.x(0)?.kind()).filter(|kind| is_float(*kind));
+    let x = x.f_to_kind(own.map_or(Kind::Float, compute_kind));
     Ok(There(x.map_err(|e| tch_error(&e))?))
 }
 
@@ -165,17 +166,17 @@ fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
     })
 }
 
-/// Returns the factors of a step: the negated step size, the divisor of the root of the square, and the share of the parameter
-/// that is kept.
-fn adamw_numbers(cx: &KernelCx) -> Result<[Factor; 3]> {
+/// Returns the factors of a step, of which learning rate and step number are in `slots`: the negated step size, the divisor of
+/// the root of the square, and the share of the parameter that is kept.
+pub(super) fn adamw_numbers(cx: &KernelCx, [lr, step]: [usize; 2]) -> Result<[Factor; 3]> {
     let (beta1, beta2, decay) = (attr(cx, BETA1), attr(cx, BETA2), attr(cx, WEIGHT_DECAY));
     if !leaves_numbers(cx)? {
-        let (lr, step) = (learning_rate(cx, 3)?, step_number(cx, 4)?);
+        let (lr, step) = (learning_rate(cx, lr)?, step_number(cx, step)?);
         let size = lr / (1.0 - beta1.powf(step));
         let root = (1.0 - beta2.powf(step)).sqrt();
         return Ok([Here(-size), Here(root), Here(1.0 - lr * decay)]);
     }
-    let (lr, step) = (number(cx, 3)?, step_there(cx, 4)?);
+    let (lr, step) = (number(cx, lr)?, step_there(cx, step)?);
     let undone = |beta: f64| rest(&call("aten::pow.Scalar", args![beta, &step])?);
     let mean = undone(beta1)?;
     let size = call("aten::div.Tensor", args![&lr, &mean])?;
@@ -243,24 +244,33 @@ pub fn update(cx: &KernelCx, formula: &UpdateFormula, updates: &[UpdatedTensors]
 }
 
 fn adamw(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let [size, root, keep] = adamw_numbers(cx)?;
+    let numbers = adamw_numbers(cx, [3, 4])?;
     let eps = attr(cx, EPS);
     in_blocks(cx, &ADAMW_SLOTS, &|block| {
         let (to, mean, square) = (&block.to, &block.others[0], &block.others[1]);
         // A widened copy of the square may be overwritten.
         let spread = block.buffers.first().unwrap_or(square);
-        write("aten::sqrt.out", args![square, spread])?;
-        div_into(spread, &root.tensor(spread.kind())?)?;
-        add_into(spread, &scalar(spread.kind(), eps)?)?;
-        scale(to, &keep)?;
-        match &size {
-            Here(size) => write("aten::addcdiv_", args![to, mean, spread, *size]),
-            There(_) => {
-                write("aten::div.out", args![mean, spread, spread])?;
-                add_scaled(to, spread, &size)
-            }
-        }
+        adamw_step([to, mean, square, spread], &numbers, eps)
     })
+}
+
+/// Updates `to` by mean and square. `spread` is overwritten, and may be the square.
+pub(super) fn adamw_step(
+    [to, mean, square, spread]: [&Tensor; 4],
+    [size, root, keep]: &[Factor; 3],
+    eps: f64,
+) -> Result<()> {
+    write("aten::sqrt.out", args![square, spread])?;
+    div_into(spread, &root.tensor(spread.kind())?)?;
+    add_into(spread, &scalar(spread.kind(), eps)?)?;
+    scale(to, keep)?;
+    match size {
+        Here(size) => write("aten::addcdiv_", args![to, mean, spread, *size]),
+        There(_) => {
+            write("aten::div.out", args![mean, spread, spread])?;
+            add_scaled(to, spread, size)
+        }
+    }
 }
 
 impl Factor {
@@ -272,14 +282,14 @@ impl Factor {
     }
 }
 
-fn scale(to: &Tensor, by: &Factor) -> Result<()> {
+pub(super) fn scale(to: &Tensor, by: &Factor) -> Result<()> {
     match by {
         Here(1.0) => Ok(()),
         by => mul_into(to, &by.tensor(to.kind())?),
     }
 }
 
-fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
+pub(super) fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> {
     match by {
         Here(by) => write("aten::add_.Tensor", args![to, what, *by]),
         There(by) => write("aten::addcmul_", args![to, what, by, 1.0]),
@@ -364,10 +374,22 @@ impl Source {
 }
 
 /// Returns the truth value that decides whether an update applies, where it is read on the device.
-fn mask<'a>(cx: &'a KernelCx, slots: &UpdateSlots) -> Result<Option<&'a Tensor>> {
+pub(super) fn mask<'a>(cx: &'a KernelCx, slots: &UpdateSlots) -> Result<Option<&'a Tensor>> {
     let apply = slots.apply.and_then(|i| cx.opt(i));
     let is_there = cx.device == DeviceKind::Cuda || leaves_numbers(cx)?;
     Ok(apply.filter(|_| is_there))
+}
+
+/// Returns true for an update that does not apply, where the host reads that; `mask` says so where it does not.
+pub(super) fn is_left_out(
+    cx: &KernelCx,
+    slots: &UpdateSlots,
+    mask: Option<&Tensor>,
+) -> Result<bool> {
+    match (slots.apply.and_then(|i| cx.opt(i)), mask) {
+        (Some(apply), None) => Ok(!is_true(apply)?),
+        _ => Ok(false),
+    }
 }
 
 fn is_true(x: &Tensor) -> Result<bool> {
@@ -424,10 +446,7 @@ fn in_blocks(
     let buffers = buffers.collect::<Result<Vec<Tensor>>>()?;
     let before = mask.is_some().then(room).transpose()?;
     // The blocks exist already: a step takes the same memory whether it applies or not.
-    let apply = slots.apply.and_then(|i| cx.opt(i));
-    if let (Some(apply), None) = (apply, mask)
-        && !is_true(apply)?
-    {
+    if is_left_out(cx, slots, mask)? {
         if !is_in_place {
             copy_into(&out, old)?;
         }
@@ -473,7 +492,7 @@ fn in_blocks(
 }
 
 /// Returns the factor of the gradient, if there is one.
-fn scale_of_gradient(cx: &KernelCx, slots: &UpdateSlots) -> Result<Option<Factor>> {
+pub(super) fn scale_of_gradient(cx: &KernelCx, slots: &UpdateSlots) -> Result<Option<Factor>> {
     let Some(slot) = slots.grad_scale.filter(|i| cx.opt(*i).is_some()) else {
         return Ok(None);
     };
