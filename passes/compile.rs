@@ -47,9 +47,10 @@ pub struct Compiled {
 }
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
-const FROM_FORWARD: &str = "infer,tie,simplify,lora,fuse,loss,autodiff,simplify,attention,tile,collectives,optimizer,plan,remat";
-const UNFUSED: &str = "infer,tie,simplify,lora,loss,autodiff,simplify,attention,tile,collectives,optimizer,plan,remat";
-const FROM_TRAINING: &str = "infer,strip,simplify,attention,tile,collectives,optimizer,plan,remat";
+const FROM_FORWARD: &str = "infer,tie,simplify,lora,fuse,loss,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
+const UNFUSED: &str = "infer,tie,simplify,lora,loss,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
+const FROM_TRAINING: &str =
+    "infer,strip,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
 
 /// Turns `graph` into its checkpointed training graph.
 ///

@@ -56,6 +56,8 @@ pub mod keys {
     pub const MESH: &str = "ckpt.mesh";
     /// What each of them keeps a slice of, as `--shard` takes it.
     pub const SHARD: &str = "ckpt.shard";
+    /// The bytes of gradients that are exchanged together, as `--bucket` takes them.
+    pub const BUCKET: &str = "ckpt.bucket";
     /// `true` where bfloat16 parameters are rounded by chance.
     pub const STOCHASTIC_ROUNDING: &str = "ckpt.stochastic_rounding";
     /// The keys that say how parameters are updated.
@@ -126,6 +128,7 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
     if let Some(mesh) = &request.mesh {
         meta.insert(keys::MESH.into(), mesh.to_string());
         meta.insert(keys::SHARD.into(), mesh.shard.to_string());
+        meta.insert(keys::BUCKET.into(), mesh.bucket_bytes.to_string());
     }
     if let Some(optimizer) = &request.updates.optimizer {
         record_updates(meta, optimizer, &request.updates);
@@ -283,6 +286,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
     };
     let ranks = meta.get(keys::MESH).map(|t| Mesh::parse(t)).transpose()?;
     let shard = meta.get(keys::SHARD).map(|t| Shard::parse(t)).transpose()?;
+    let bucket = meta.get(keys::BUCKET).and_then(|t| t.parse().ok());
     let request = Request {
         loss: Loss::parse(loss)?,
         plan: ckpt_passes::plan::Policy::NONE.into(),
@@ -320,6 +324,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         mesh: ranks.map(|ranks| Mesh {
             ranks,
             shard: shard.unwrap_or_default(),
+            bucket_bytes: bucket.unwrap_or_default(),
         }),
         ..Request::default()
     };

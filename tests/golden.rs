@@ -208,8 +208,15 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         ("fuse_optimizer", "") => options.updates.fuse = value == "true",
         ("mesh", "") => {
             let ranks = Mesh::parse(value).map_err(|e| e.to_string())?;
-            let shard = Shard::None;
-            options.mesh = Some(Mesh { ranks, shard });
+            options.mesh = Some(Mesh {
+                ranks,
+                shard: Shard::None,
+                bucket_bytes: 0,
+            });
+        }
+        ("bucket", "") => {
+            let mesh = options.mesh.as_mut().ok_or("`bucket` follows `mesh`")?;
+            mesh.bucket_bytes = value.parse().map_err(|_| "bytes")?;
         }
         ("shard", "") => {
             let mesh = options.mesh.as_mut().ok_or("`shard` follows `mesh`")?;

@@ -62,6 +62,12 @@ pub struct Device {
     /// CPU all of whose cores compute.
     #[serde(default)]
     pub outside_busy_share: f64,
+    /// What a rank receives from all others together, in 10⁹ bytes a second.
+    #[serde(default = "link")]
+    pub link_gigabytes_per_s: f64,
+    /// Time until the first byte of an exchange arrives, in microseconds.
+    #[serde(default = "link_latency")]
+    pub link_us: f64,
     /// Time to start one kernel, in microseconds.
     pub launch_us: f64,
     /// The size of its memory; `None` for the default device.
@@ -101,6 +107,16 @@ fn outside() -> f64 {
     25.0
 }
 
+/// The assumption where a file gives none: one port of 100 Gb/s.
+fn link() -> f64 {
+    12.5
+}
+
+/// The assumption where a file gives none.
+fn link_latency() -> f64 {
+    20.0
+}
+
 /// The built-in devices, by the word that names them.
 const BUILT_IN: &[(&str, &str)] = &[
     ("a100", include_str!("devices/a100.json")),
@@ -128,6 +144,8 @@ impl Default for Device {
             gigabytes_per_s: 2500.0,
             outside_gigabytes_per_s: outside(),
             outside_busy_share: 0.0,
+            link_gigabytes_per_s: link(),
+            link_us: link_latency(),
             launch_us: 1.5,
             memory_bytes: None,
             reserved_bytes: 0,
@@ -175,6 +193,8 @@ impl Device {
         }
         rate("`gigabytes_per_s`", device.gigabytes_per_s)?;
         rate("`outside_gigabytes_per_s`", device.outside_gigabytes_per_s)?;
+        rate("`link_gigabytes_per_s`", device.link_gigabytes_per_s)?;
+        rate("`link_us`", device.link_us)?;
         if !(0.0..=1.0).contains(&device.outside_busy_share) {
             return Err(
                 Error::usage("device", "`outside_busy_share` is a part of 1")
@@ -222,6 +242,11 @@ impl Device {
         let arithmetic = cost.flops as f64 / (self.teraflops.of(dtype) * 1e12);
         let traffic = cost.bytes as f64 / (self.gigabytes_per_s * 1e9);
         arithmetic.max(traffic) * 1e6 + self.launch_us
+    }
+
+    /// Returns the time of an exchange between ranks in which each of them receives so many bytes, in microseconds.
+    pub fn exchange_us(&self, bytes: u64) -> f64 {
+        self.link_us + bytes as f64 / (self.link_gigabytes_per_s * 1e3)
     }
 
     /// Returns the bytes that the allocator takes for a block.

@@ -1,7 +1,7 @@
 //! What a training graph trains: gradients by their names, optimizer updates, and the states that updates keep.
 
 use crate::ir::{Def, Graph, Node, NodeId, Origin, Role, Tensor, ValueId};
-use crate::ops::collective::GATHER_SLICES;
+use crate::ops::collective::{ALL_GATHER, GATHER_SLICES};
 use crate::ops::optimizer::REPLACE;
 use crate::ops::shape::EXPAND;
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,6 +105,7 @@ fn updates(graph: &Graph) -> impl Iterator<Item = (ValueId, &Node)> {
 
 /// Returns the parameters that the graph updates, each with its gradient, in schedule order.
 pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
+    let shards = shards(graph);
     let gradient = |(old, node): (ValueId, &Node)| {
         let mut gradient = node.operand(1)?;
         // The gradient reaches the step through the updated state.
@@ -113,9 +114,18 @@ pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
         {
             gradient = from;
         }
-        matches!(graph.value(old).def, Def::Init(_)).then_some((old, gradient))
+        let parameter = shards.get(&old).copied().unwrap_or(old);
+        matches!(graph.value(parameter).def, Def::Init(_)).then_some((parameter, gradient))
     };
     updates(graph).filter_map(gradient).collect()
+}
+
+/// Returns the inputs that are a rank's slices of parameters, each with its parameter.
+pub fn shards(graph: &Graph) -> BTreeMap<ValueId, ValueId> {
+    let gathers = graph.nodes().map(|(_, node)| node);
+    let gathers = gathers.filter(|node| node.op == &ALL_GATHER && node.recompute_of.is_none());
+    let pair = |node: &Node| Some((node.operand(1)?, node.operand(0)?));
+    gathers.filter_map(pair).collect()
 }
 
 /// Returns the update that makes a value, if one does.
@@ -142,8 +152,10 @@ pub enum Start {
     Widened(ValueId),
 }
 
-/// Returns what an input of [`states`] holds before the first step: a master weight is the parameter that is its rounding.
+/// Returns what an input of [`states`] holds before the first step: a master weight is the parameter that is its rounding, and
+/// a shard the rank's slice of its parameter.
 pub fn start(graph: &Graph, state: ValueId) -> Start {
+    let shards = shards(graph);
     let later = |v: ValueId| {
         let mut uses = graph.value(v).uses().iter();
         let by = uses.find(|u| u.slot == 0 && graph.node(u.node).op.is_update());
@@ -153,12 +165,11 @@ pub fn start(graph: &Graph, state: ValueId) -> Start {
         let readers = graph.value(v).uses().iter().map(|u| graph.node(u.node));
         let is_rounding = |n: &&Node| n.op == &REPLACE || n.op == &GATHER_SLICES;
         let mut roundings = readers.filter(|n| is_rounding(n) && n.operand(1) == Some(v));
-        roundings.find_map(|n| {
-            n.operand(0)
-                .filter(|p| matches!(graph.value(*p).def, Def::Init(_)))
-        })
+        let of = |n: &Node| n.operand(0).map(|p| shards.get(&p).copied().unwrap_or(p));
+        roundings.find_map(|n| of(n).filter(|p| matches!(graph.value(*p).def, Def::Init(_))))
     };
-    let parameter = later(state).and_then(rounded);
+    let own = shards.get(&state).copied();
+    let parameter = own.or_else(|| later(state).and_then(rounded));
     parameter.map_or(Start::Zeros, Start::Widened)
 }
 

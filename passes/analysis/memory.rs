@@ -25,6 +25,7 @@ use crate::analysis::sizes::Sizes;
 use crate::error::{Error, Result};
 use crate::ir::op::{DeviceKind, Footprint, MemoryCx, Place, Sized, contiguous_strides};
 use crate::ir::{DType, Def, Graph, NodeId, SecondaryMap, ValueId};
+use crate::ops::collective::reads_contents;
 
 /// A block of memory that one or more values live in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -148,7 +149,7 @@ impl MemoryProfile {
                 profile.make(value, sizes.of(value), Lasting::Static, 0);
             }
             // A run leaves in its file what nothing reads.
-            if matches!(v.def, Def::Init(_)) && v.uses().is_empty() && !graph.is_output(value) {
+            if matches!(v.def, Def::Init(_)) && !reads_contents(graph, value) {
                 let storage = profile.layout(value).storage;
                 profile.storages[storage.0 as usize].bytes = 0;
             }

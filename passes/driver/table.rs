@@ -16,8 +16,10 @@ use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
 use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
+use crate::transform::gather::shard_parameters;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
+use crate::transform::overlap::overlap;
 use crate::transform::stop_gradient::self_differences;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
 
@@ -42,6 +44,8 @@ pub static ALL: &[&Pass] = &[
     &TILE,
     &COLLECTIVES,
     &OPTIMIZER,
+    &GATHER,
+    &OVERLAP,
     &PLAN,
     &REMAT,
     &DCE,
@@ -261,6 +265,12 @@ static TILE: Pass = Pass {
                             reduce_gradients(graph, mesh)?;
                         }
                         add_updates(graph, &request.updates, request.mesh.as_ref())?;
+                        if shards_parameters(request) {
+                            shard_parameters(graph)?;
+                        }
+                        if let Some(bytes) = bucket_bytes(request) {
+                            overlap(graph, bytes)?;
+                        }
                         Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
                     input: &|graph| Ok(bound(graph, &binding, request)?.input),
@@ -356,6 +366,40 @@ static OPTIMIZER: Pass = Pass {
         );
         cx.updates = updates;
         Ok(Changed::Yes)
+    },
+};
+
+fn shards_parameters(request: &Request) -> bool {
+    request.mesh.is_some_and(|mesh| mesh.shard >= Shard::Params)
+}
+
+static GATHER: Pass = Pass {
+    name: "gather",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| match shards_parameters(&cx.request) {
+        true => Ok(shard_parameters(graph)?.into()),
+        false => Ok(Changed::No),
+    },
+};
+
+/// Returns the bytes of a bucket, where sums run beside other nodes.
+fn bucket_bytes(request: &Request) -> Option<u64> {
+    let mesh = request.mesh.filter(|mesh| mesh.ranks > 1);
+    mesh.map(|mesh| mesh.bucket_bytes).filter(|n| *n > 0)
+}
+
+static OVERLAP: Pass = Pass {
+    name: "overlap",
+    from: &[Phase::Training],
+    to: After::Same,
+    follows: None,
+    idempotent: true,
+    run: |graph, cx| match bucket_bytes(&cx.request) {
+        Some(bytes) => Ok(overlap(graph, bytes)?.into()),
+        None => Ok(Changed::No),
     },
 };
 

@@ -108,6 +108,8 @@ pub enum OpClass {
     Transfer,
     /// One optimizer step of the first operand.
     Update,
+    /// Exchanges tensors with other ranks.
+    Exchange,
     /// None of these.
     Other,
 }

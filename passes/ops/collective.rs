@@ -9,16 +9,29 @@
 //! operands are rounded before that.
 //!
 //! All ranks run the same collectives in the same order. They are never recomputed, moved or left out.
+//!
+//! A sum may run beside the nodes after it: a `Start` node begins it, and what it makes is not to be read until `Wait`. Sums that
+//! are begun one after the other are exchanged together, once they have `bucket` bytes or one of them is waited for.
 
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, Body, Domain, Effect, Grad, InferCx, MemoryCx, OpClass, OpDef, Sized, fresh,
+    BatchAxes, Body, Domain, Effect, Footprint, Grad, InferCx, OpClass, OpDef, Place, Sized, free,
+    fresh,
 };
-use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Ty};
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Graph, Ty, ValueId};
 
 /// The rows of this family.
-pub const ROWS: &[&OpDef] = &[&ALL_REDUCE, &REDUCE_SCATTER, &GATHER_SLICES, &OWN_SLICE];
+pub const ROWS: &[&OpDef] = &[
+    &ALL_REDUCE,
+    &REDUCE_SCATTER,
+    &START_ALL_REDUCE,
+    &START_REDUCE_SCATTER,
+    &WAIT,
+    &GATHER_SLICES,
+    &ALL_GATHER,
+    &OWN_SLICE,
+];
 
 /// The group of ranks that train on different examples.
 pub const DATA_PARALLEL: &str = "dp";
@@ -27,6 +40,8 @@ pub const DATA_PARALLEL: &str = "dp";
 pub const GROUP: &str = "group";
 /// Attribute: the number of ranks in it.
 pub const RANKS: &str = "ranks";
+/// Attribute: the bytes of sums that are exchanged together.
+pub const BUCKET: &str = "bucket";
 
 /// Returns the attributes of a collective.
 pub fn of_group(group: &str, ranks: u32) -> Attrs {
@@ -48,7 +63,10 @@ pub fn slice_of(elements: i64, ranks: i64, rank: i64) -> (i64, i64) {
     (from, size.min(elements - from))
 }
 
-const ATTRS: &[AttrSpec] = &[AttrSpec::str(GROUP, DATA_PARALLEL), AttrSpec::int(RANKS, 1)];
+const OF_GROUP: AttrSpec = AttrSpec::str(GROUP, DATA_PARALLEL);
+const OF_RANKS: AttrSpec = AttrSpec::int(RANKS, 1);
+const ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS];
+const START_ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS, AttrSpec::int(BUCKET, 0)];
 
 const fn row(name: &'static str, class: OpClass, effect: Effect) -> OpDef {
     OpDef {
@@ -57,6 +75,17 @@ const fn row(name: &'static str, class: OpClass, effect: Effect) -> OpDef {
         grad: Grad::Missing("ranks are added after differentiation"),
         body: Body::None("standard ops know one process only"),
         ..standard(name, Domain::Ckpt, class, BatchAxes::Mixed)
+    }
+}
+
+/// Returns the row of the node that begins what another one does.
+const fn row_of(name: &'static str, of: &'static OpDef) -> OpDef {
+    OpDef {
+        ins: of.ins,
+        infer: of.infer,
+        cost: of.cost,
+        memory: of.memory,
+        ..row(name, of.class, Effect::Collective)
     }
 }
 
@@ -69,14 +98,15 @@ pub static ALL_REDUCE: OpDef = OpDef {
         Ok(vec![cx.ty(0)?.clone()])
     },
     cost: |cx| cx.per_largest_operand(1),
-    memory: |cx| {
-        let temp = match cx.attrs.int(RANKS) {
-            ..=1 => 0,
-            _ => strided_bytes(cx, &[0]) + exchange_bytes(cx),
-        };
-        fresh(cx).with_temp(temp).in_place_operands(cx, &[0])
-    },
-    ..row("AllReduce", OpClass::Other, Effect::Collective)
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
+    ..row("AllReduce", OpClass::Exchange, Effect::Collective)
+};
+
+/// [`ALL_REDUCE`], begun.
+pub static START_ALL_REDUCE: OpDef = OpDef {
+    attrs: START_ATTRS,
+    outs: slots!["pending"],
+    ..row_of("StartAllReduce", &ALL_REDUCE)
 };
 
 /// The rank's own slice of the sum.
@@ -88,8 +118,45 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
         own_slice_type(cx)
     },
     cost: |cx| cx.per_largest_operand(1),
-    memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0]) + exchange_bytes(cx)),
-    ..row("ReduceScatter", OpClass::Other, Effect::Collective)
+    memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
+    ..row("ReduceScatter", OpClass::Exchange, Effect::Collective)
+};
+
+/// [`REDUCE_SCATTER`], begun. The second result is the operand, row-major, which must live as long.
+pub static START_REDUCE_SCATTER: OpDef = OpDef {
+    attrs: START_ATTRS,
+    outs: slots!["pending", "lent"],
+    infer: |cx| {
+        checked(cx)?;
+        Ok(vec![slice_type(cx, cx.ty(0)?)?, cx.ty(0)?.clone()])
+    },
+    memory: |cx| {
+        let mut memory = fresh(cx);
+        let row_major = cx.operand(0).filter(|x| x.is_contiguous());
+        if let (Some(x), Some(lent)) = (row_major, memory.outs.get_mut(1)) {
+            let strides = x.strides.clone();
+            *lent = Place::View { of: 0, strides };
+        }
+        memory
+    },
+    ..row_of("StartReduceScatter", &REDUCE_SCATTER)
+};
+
+/// What a `Start` node has begun, done. What it reads lives until here.
+pub static WAIT: OpDef = OpDef {
+    attrs: &[],
+    ins: slots!["pending"; "lent"],
+    outs: slots!["result"],
+    infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
+    cost: free,
+    memory: |cx| {
+        let view = |x: &Sized| Place::View {
+            of: 0,
+            strides: x.strides.clone(),
+        };
+        Footprint::new(cx.operand(0).map(view).into_iter().collect())
+    },
+    ..row("Wait", OpClass::Other, Effect::Collective)
 };
 
 /// The rank's own slice of a tensor that all ranks have.
@@ -124,6 +191,39 @@ pub static GATHER_SLICES: OpDef = OpDef {
     ..row("GatherSlices", OpClass::Update, Effect::Collective)
 };
 
+/// A parameter of which each rank keeps its slice. The first operand gives the type; its contents are read nowhere
+/// ([`reads_contents`]). It changes nothing on any rank, so a plan may repeat it.
+pub static ALL_GATHER: OpDef = OpDef {
+    ins: slots!["parameter", "slice"],
+    outs: slots!["whole"],
+    infer: |cx| {
+        checked(cx)?;
+        let (whole, slice) = (cx.ty(0)?, cx.ty(1)?);
+        let expected = slice_type(cx, whole)?;
+        match slice.dtype == expected.dtype && may_be_same(&slice.dims, &expected.dims) {
+            true => Ok(vec![whole.clone()]),
+            false => Err(cx
+                .fail("type", "`slice` is not the slice of a rank")
+                .expected(expected.to_string())
+                .found(slice.to_string())),
+        }
+    },
+    cost: |cx| cx.per_largest_operand(1),
+    ..row("AllGather", OpClass::Exchange, Effect::Pure)
+};
+
+/// Returns false for a value that nothing reads, or of which a graph reads the type alone.
+pub fn reads_contents(graph: &Graph, value: ValueId) -> bool {
+    let uses = graph.value(value).uses().iter();
+    let mut uses = uses.map(|u| (graph.node(u.node).op, u.slot));
+    graph.is_output(value) || uses.any(|(op, slot)| op != &ALL_GATHER || slot > 0)
+}
+
+/// Returns true for a weight of which each rank keeps a slice: the graph reads its type alone.
+pub fn is_sharded(graph: &Graph, weight: ValueId) -> bool {
+    !graph.value(weight).uses().is_empty() && !reads_contents(graph, weight)
+}
+
 /// Checks the number of ranks and that the operand can be summed.
 fn checked(cx: &InferCx) -> Result<()> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
@@ -144,27 +244,6 @@ fn slice_type(cx: &InferCx, of: &Ty) -> Result<Ty> {
 
 fn own_slice_type(cx: &InferCx) -> Result<Vec<Ty>> {
     Ok(vec![slice_type(cx, cx.ty(0)?)?])
-}
-
-/// Bytes of the slices that a rank receives, and, for a 16-bit type, of two slices in float32: their sum and the next one.
-fn exchange_bytes(cx: &MemoryCx) -> u64 {
-    let ranks = cx.attrs.int(RANKS).max(1);
-    let Some(x) = cx.operand(0).filter(|_| ranks > 1) else {
-        return 0;
-    };
-    received_elements(x, ranks) * x.dtype.size_bytes() + sum_bytes(x, ranks)
-}
-
-fn received_elements(x: &Sized, ranks: i64) -> u64 {
-    (slice_size(x.elements() as i64, ranks) * ranks) as u64
-}
-
-fn sum_bytes(x: &Sized, ranks: i64) -> u64 {
-    let wide = compute_type(x.dtype);
-    match wide == x.dtype {
-        true => 0,
-        false => 2 * slice_size(x.elements() as i64, ranks) as u64 * wide.size_bytes(),
-    }
 }
 
 #[cfg(test)]

@@ -13,10 +13,12 @@ use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::compared_scores;
+use crate::ops::collective::ALL_GATHER;
 use crate::plan::annotations::{OpAnnotations, OpRole};
 use crate::plan::index::{ByOp, ByValue, ValueIdx};
 use crate::plan::input::PlanInput;
 use crate::plan::times::Times;
+use crate::transform::gather::with_whole_parameters;
 
 /// A graph at known sizes, with what planning it takes and what applies its plan.
 pub struct BoundGraph {
@@ -63,7 +65,9 @@ impl BoundGraph {
         } = options;
         let sizes = Sizes::new(graph, binding)?;
         let (memory, _) = memory_on(graph, &sizes, device)?;
-        let layers = Layers::new(graph)?;
+        let whole = with_whole_parameters(graph);
+        let mut layers = Layers::new(&whole)?;
+        place_gathers(graph, &mut layers);
         let GraphProblem {
             mut problem,
             nodes,
@@ -75,8 +79,8 @@ impl BoundGraph {
             times.check_dims(binding.iter())?;
             warnings.extend(times.price(&mut problem)?);
         }
-        let sub_blocks = SubBlocks::new(graph, &layers)?;
-        let annotations = annotations(graph, &layers, &sub_blocks, &nodes)?;
+        let sub_blocks = SubBlocks::new(&whole, &layers)?;
+        let annotations = annotations(&whole, &layers, &sub_blocks, &nodes)?;
         let mut bound = BoundGraph {
             input: PlanInput {
                 overrides: overrides.to_string(),
@@ -109,6 +113,21 @@ impl BoundGraph {
     /// Returns the problem's index of a graph value; `None` for a value that is newer than the problem.
     pub fn index(&self, value: ValueId) -> Option<ValueIdx> {
         self.index_of[value]
+    }
+}
+
+/// Puts each node that gathers a parameter into the layer that reads it first.
+fn place_gathers(graph: &Graph, layers: &mut Layers) {
+    let mut later: SecondaryMap<ValueId, Option<usize>> =
+        SecondaryMap::new(graph.value_bound(), None);
+    for id in graph.order().iter().rev() {
+        let node = graph.node(*id);
+        if node.op == &ALL_GATHER {
+            layers.of[*id] = later[node.outs[0]];
+        }
+        for value in node.operands() {
+            later[value] = layers.of[*id];
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
-use crate::ir::op::Effect;
-use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
+use crate::ir::op::{Effect, OpClass};
+use crate::ir::{Graph, Node, NodeId, Role, SecondaryMap, ValueId};
+use crate::ops::collective::RANKS;
 use crate::plan::index::{ByOp, ByValue, OpIdx, ValueIdx};
 use crate::plan::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
 
@@ -91,7 +92,13 @@ impl GraphProblem {
                     Role::Backward => OpPhase::Backward,
                     _ => OpPhase::Forward,
                 },
-                cost: device.time_us(cost, costs.dtype(*id)),
+                cost: match node.op.class {
+                    OpClass::Exchange => {
+                        let largest = node.operands().map(|v| sizes.of(v).bytes()).max();
+                        device.exchange_us(received(largest.unwrap_or(0), node))
+                    }
+                    _ => device.time_us(cost, costs.dtype(*id)),
+                },
                 flops: cost.flops,
                 bytes: cost.bytes,
                 temp_bytes: memory.temp_bytes[at],
@@ -128,6 +135,12 @@ impl GraphProblem {
             index_of,
         })
     }
+}
+
+/// Returns the bytes of a tensor that a rank receives where each of them has a slice.
+fn received(bytes: u64, exchange: &Node) -> u64 {
+    let ranks = exchange.attrs.int(RANKS).unsigned_abs().max(1);
+    bytes - bytes / ranks
 }
 
 #[cfg(test)]

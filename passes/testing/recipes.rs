@@ -102,6 +102,11 @@ const GENERAL: &[Recipe] = recipes! {
     Fetch 1 (Real(M23));
     AllReduce 1 (Real(M23));
     ReduceScatter 1 (Real(M23));
+    StartAllReduce 1 (Real(M23));
+    StartReduceScatter 2 (Real(M23));
+    Wait 1 (Real(M23));
+    Wait 1 (Real(S), Real(M23));
+    AllGather 1 (Real(M23), Real(&[6]));
     OwnSlice 1 (Real(M23));
     GatherSlices 1 (Real(M23), Real(&[6]));
     Add 1 (Real(M23), Real(V3));

@@ -5,7 +5,8 @@
 //! the backward pass of a rank starts from that share, and gradients are plain sums over ranks. The output `loss` is the
 //! mean over all ranks.
 //!
-//! A gradient is summed as soon as it is complete ([`reduce_gradients`]), before whatever reads it. Where updates keep
+//! A gradient is summed as soon as it is complete ([`reduce_gradients`]), before whatever reads it; [`super::overlap`] has
+//! other nodes run meanwhile. Where updates keep
 //! only a slice of their states on each rank ([`Shard`]), `optimizer` asks for the slices.
 
 use crate::analysis::gradients::{gradient_outputs, is_zero_gradient};
@@ -31,13 +32,16 @@ pub enum Shard {
     Optimizer,
     /// Optimizer states, and gradients once they are summed (ZeRO-2).
     Grads,
+    /// Those, and parameters that are updated (ZeRO-3).
+    Params,
 }
 
 /// The values of `--shard`.
-const SHARDS: [(&str, Shard); 3] = [
+const SHARDS: [(&str, Shard); 4] = [
     ("none", Shard::None),
     ("optimizer", Shard::Optimizer),
     ("grads", Shard::Grads),
+    ("params", Shard::Params),
 ];
 
 /// The ranks that share a training step.
@@ -47,7 +51,12 @@ pub struct Mesh {
     pub ranks: u32,
     /// What each of them keeps a slice of.
     pub shard: Shard,
+    /// Bytes of gradients that are exchanged together, beside the backward pass; 0 where each is summed at once.
+    pub bucket_bytes: u64,
 }
+
+/// The usual bytes of a bucket, those of PyTorch's DDP.
+pub const BUCKET: &str = "25MiB";
 
 fn fail(what: impl Into<String>) -> Box<Error> {
     Error::usage("mesh", what)
@@ -82,13 +91,9 @@ impl Shard {
     pub fn parse(text: &str) -> Result<Shard> {
         let known = SHARDS.iter().find(|(word, _)| *word == text);
         known.map(|(_, shard)| *shard).ok_or_else(|| {
-            let error = fail("nothing of that name can be sharded")
-                .expected("none, optimizer or grads")
-                .found(text);
-            match text {
-                "params" => error.help("parameters stay whole on every rank: use grads"),
-                _ => error,
-            }
+            fail("nothing of that name can be sharded")
+                .expected("none, optimizer, grads or params")
+                .found(text)
         })
     }
 }

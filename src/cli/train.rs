@@ -202,10 +202,11 @@ fn human(done: &Trained) -> String {
     for rank in &done.ranks {
         let _ = writeln!(
             out,
-            "rank {}: peak {} measured, {} predicted",
+            "rank {}: peak {} measured, {} predicted; buffers of exchanges beside it: {}",
             rank.rank,
             bytes(rank.peak_bytes),
-            bytes(rank.predicted_peak_bytes)
+            bytes(rank.predicted_peak_bytes),
+            bytes(rank.exchange_bytes)
         );
     }
     if let Some(path) = &done.checkpoint {

@@ -138,6 +138,7 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         capability: attention.map(|(capability, _)| capability),
         processors: attention.map(|(_, processors)| processors),
         sources,
+        ..Device::default()
     };
     // Checks that the written profile can be read.
     let written = serde_json::to_string(&device).map_err(|e| Error::bug("json", e.to_string()))?;

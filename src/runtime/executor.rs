@@ -19,6 +19,8 @@ use super::index_errors;
 use super::inputs::{self, Input};
 use super::kernels::{self, copy_into, scalar_number};
 use super::observed::Observed;
+use super::pending_sums;
+use super::ranks::{Group, group};
 use super::recorder::Recorder;
 use super::specialization::{NodeForm, Specialization, SpecializationKey};
 use super::step::{Given, Step};
@@ -28,11 +30,13 @@ use super::values::Values;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
+use ckpt_passes::analysis::gradients::shards;
 use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::{DeviceKind, Effect};
 use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant, Ty, ValueId};
+use ckpt_passes::ops::collective::{ALL_GATHER, GROUP, RANKS, is_sharded, reads_contents};
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,6 +120,19 @@ fn weight(name: &str, constant: &Constant) -> Result<Weight> {
     Ok(Weight::Constant(constant.clone()))
 }
 
+/// Returns a tensor of a weight's type that takes no memory, for a weight whose contents nothing reads.
+fn stand_in(constant: &Constant) -> Result<Tensor> {
+    let dims: Vec<i64> = constant.dims.iter().map(|d| *d as i64).collect();
+    zeros_of((convert::kind(constant.dtype)?, tch::Device::Cpu), &dims)
+}
+
+/// Returns zeros that take the memory of one element.
+fn zeros_of(options: (tch::Kind, tch::Device), dims: &[i64]) -> Result<Tensor> {
+    let zero = Tensor::f_zeros([1], options).and_then(|zero| zero.f_reshape(vec![1; dims.len()]));
+    let zeros = zero.and_then(|zero| zero.f_expand(dims, false));
+    zeros.map_err(|e| convert::tch_error(&e))
+}
+
 fn slot(id: ValueId) -> usize {
     Id::index(id)
 }
@@ -150,9 +167,13 @@ impl<'g> Program<'g> {
         let mut values = Values::new(graph, place);
         let mut weight_bytes = 0;
         for (id, value) in graph.inits() {
-            if let Def::Init(constant) = &value.def
-                && (!value.uses().is_empty() || graph.is_output(id))
-            {
+            let Def::Init(constant) = &value.def else {
+                continue;
+            };
+            if is_sharded(graph, id) {
+                let stand_in = Weight::Tensor(stand_in(constant)?);
+                values.set_weight(slot(id), stand_in)?;
+            } else if reads_contents(graph, id) {
                 let weight = match given(&value.name) {
                     Some(tensor) => Weight::Tensor(tensor),
                     None => weight(&value.name, constant)?,
@@ -296,6 +317,9 @@ impl<'g> Program<'g> {
     /// The shape or element type differs from the model's.
     pub fn override_weight(&mut self, id: ValueId, constant: &Constant) -> Result<()> {
         let value = self.graph.value(id);
+        if is_sharded(self.graph, id) {
+            return Ok(());
+        }
         if constant.ty() != *value.ty() {
             let what = format!("`{}` cannot take this tensor", value.name);
             return Err(Error::usage("input", what)
@@ -323,10 +347,7 @@ impl<'g> Program<'g> {
             return Ok(None);
         };
         let options = (convert::kind(input.ty.dtype)?, tch::Device::Cpu);
-        let zero =
-            Tensor::f_zeros([1], options).and_then(|zero| zero.f_reshape(vec![1; dims.len()]));
-        let zeros = zero.and_then(|zero| zero.f_expand(&dims, false));
-        zeros.map(Some).map_err(|e| convert::tch_error(&e))
+        zeros_of(options, &dims).map(Some)
     }
 
     /// Returns the parameters and optimizer states that the last run left, by name, if runs go on from them
@@ -341,6 +362,22 @@ impl<'g> Program<'g> {
         written.collect()
     }
 
+    /// Returns the shards by name, each with its parameter, the parameter's size and the ranks that have the others.
+    pub(super) fn shards(&self) -> BTreeMap<String, (String, Vec<i64>, Group)> {
+        let found = shards(self.graph)
+            .into_iter()
+            .filter_map(|(shard, parameter)| {
+                let reader = self.graph.value(shard).uses().iter();
+                let mut reader = reader.map(|u| self.graph.node(u.node));
+                let attrs = &reader.find(|n| n.op == &ALL_GATHER)?.attrs;
+                let group = group(attrs.str(GROUP), attrs.int(RANKS)).ok()?;
+                let name = |id| self.graph.value(id).name.clone();
+                let dims = self.graph.ty(parameter).static_dims()?;
+                Some((name(shard), (name(parameter), dims, group)))
+            });
+        found.collect()
+    }
+
     /// Returns the tensor of a weight or state, as it is between two runs.
     ///
     /// # Errors
@@ -349,6 +386,9 @@ impl<'g> Program<'g> {
         let Some(id) = self.graph.find_value(name) else {
             return Ok(None);
         };
+        if is_sharded(self.graph, id) {
+            return Ok(None);
+        }
         let slot = slot(id);
         let values = self.values.borrow();
         let kept = values.train_state.kept().get(&slot);
@@ -459,6 +499,7 @@ impl<'g> Program<'g> {
         };
         // Whatever became of the run, none of its transfers is under way afterwards.
         drop(values.transfers.finish());
+        pending_sums::finish();
         if done.is_err() {
             let values = &mut *values;
             values.train_state.recover(&values.tensors);

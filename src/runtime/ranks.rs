@@ -8,21 +8,24 @@
 //! A process can also play one rank of many [alone](alone): its collectives copy and wait for nobody, in the memory that
 //! they take among others.
 
-use super::convert::torch_error;
+use super::convert::tch_error;
 use ckpt_passes::ops::collective::slice_of;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{TorchError, ranks};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 /// The variable that names the file of the store, which `train --ranks` sets.
 pub const STORE_FILE: &str = "CKPT_OPT_STORE";
 pub use ckpt_passes::ops::collective::DATA_PARALLEL;
 /// How long rank 0 sleeps between looks at whether the others have read what it serves.
 const LOOK: Duration = Duration::from_millis(2);
+/// Stands between texts that are told at once.
+const BETWEEN: &str = "\u{1f}";
 /// How long rank 0 serves others what is wrong.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -199,16 +202,29 @@ impl Ranks {
     /// # Errors
     /// A rank that has another text, or none within the time limit.
     pub fn agree(&self, key: &str, text: &str) -> Result<()> {
-        self.tell(key, text)?;
+        self.agree_on(key, &[(key, text)])
+    }
+
+    /// As [`Ranks::agree`], for several texts at once, each with what it is.
+    ///
+    /// # Errors
+    /// As [`Ranks::agree`], for the first text that differs.
+    pub fn agree_on(&self, key: &str, facts: &[(&str, &str)]) -> Result<()> {
+        let own = facts.iter().map(|(_, text)| *text);
+        self.tell(key, &own.collect::<Vec<_>>().join(BETWEEN))?;
         let same = (0..self.ranks).try_for_each(|rank| {
-            let theirs = self.hear(key, rank)?;
-            match theirs == text {
-                true => Ok(()),
-                false => Err(fail(format!("the ranks do not have the same {key}"))
-                    .expected(format!("that of rank {}: {text}", self.rank))
-                    .found(format!("that of rank {rank}: {theirs}"))
-                    .help("start all ranks with the same files, options and version")),
-            }
+            let heard = self.hear(key, rank)?;
+            let mut theirs = heard.split(BETWEEN);
+            facts.iter().try_for_each(|(what, text)| {
+                let other = theirs.next().unwrap_or_default();
+                match other == *text {
+                    true => Ok(()),
+                    false => Err(fail(format!("the ranks do not have the same {what}"))
+                        .expected(format!("that of rank {}: {text}", self.rank))
+                        .found(format!("that of rank {rank}: {other}"))
+                        .help("start all ranks with the same files, options and version")),
+                }
+            })
         });
         // Rank 0 may serve the store, so it stays until all have read: also what is wrong.
         let done = format!("{key}/read");
@@ -237,6 +253,11 @@ impl Ranks {
     }
 }
 
+/// Returns the bytes of the buffers that exchanges have taken, beside libtorch's allocator.
+pub fn exchange_bytes() -> u64 {
+    ranks::scratch_bytes()
+}
+
 fn lost(rank: usize, ranks: usize, e: &TorchError) -> Box<Error> {
     fail(format!(
         "rank {rank} of {ranks} has lost another rank, or waited too long for it: {}",
@@ -257,6 +278,7 @@ pub struct Group {
     is_joined: bool,
 }
 
+static TAG: AtomicI64 = AtomicI64::new(0);
 static GROUPS: Mutex<BTreeMap<String, Group>> = Mutex::new(BTreeMap::new());
 
 fn groups() -> MutexGuard<'static, BTreeMap<String, Group>> {
@@ -310,23 +332,22 @@ pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
 }
 
 impl Group {
-    /// Sends each rank its slice of a tensor, and receives this rank's slice from each, one after the other.
+    /// Takes a number for a sum: all ranks begin the same sums in the same order.
+    pub(super) fn next_tag() -> i64 {
+        // Tags are 31 bits wide.
+        2 * (TAG.fetch_add(1, Ordering::Relaxed) % (1 << 29))
+    }
+
+    /// Sums tensors over the ranks: in place, or this rank's slices of the sums into `slices`. Alone, nothing is added.
     ///
     /// # Errors
     /// Another rank is gone or too late.
-    pub fn exchange(&self, x: &Tensor, received: &Tensor) -> Result<()> {
-        let sizes = self.slice_bytes(x);
-        let own = vec![sizes[self.rank as usize]; sizes.len()];
-        if self.is_joined {
-            return ranks::exchange(&self.name, (x, &sizes), (received, &own))
-                .map_err(|e| self.lost(&e));
+    pub fn add_up(&self, tag: i64, tensors: &[Tensor], slices: Option<&[Tensor]>) -> Result<()> {
+        let place = (&*self.name, self.rank, self.ranks);
+        match self.is_joined {
+            true => ranks::sum(place, tag, tensors, slices).map_err(|e| self.lost(&e)),
+            false => Ok(()),
         }
-        let (from, len) = slice_of(x.numel() as i64, self.ranks, self.rank);
-        let own = x.view([-1]).narrow(0, from, len);
-        for rank in 0..self.ranks {
-            received.narrow(0, rank * len, len).copy_(&own);
-        }
-        Ok(())
     }
 
     /// Returns true if the other ranks are not there: their slices stay as they are.
@@ -350,12 +371,10 @@ impl Group {
     /// # Errors
     /// Another rank is gone or too late.
     pub fn sum(&self, number: u64) -> Result<u64> {
-        let all = Tensor::from_slice(&vec![number as i64; self.ranks as usize]);
-        let received = ckpt_torch::empty(&[self.ranks], Kind::Int64).map_err(torch_error)?;
-        self.exchange(&all, &received)?;
-        let numbers = Vec::<i64>::try_from(&received);
-        let numbers = numbers.map_err(|e| Error::bug("ranks", e.to_string()))?;
-        Ok(numbers.into_iter().map(|n| n as u64).sum())
+        let all = Tensor::from_slice(&[number as i64]);
+        self.add_up(Group::next_tag(), std::slice::from_ref(&all), None)?;
+        let sum = all.f_int64_value(&[0]).map_err(|e| tch_error(&e))?;
+        Ok(sum as u64)
     }
 
     fn slice_bytes(&self, x: &Tensor) -> Vec<i64> {

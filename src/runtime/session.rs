@@ -4,6 +4,7 @@ use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
 use super::finite::Check;
+use super::kernels::collective::gathered;
 use super::trace::Moment;
 use crate::attention::Attention;
 use crate::place::Place;
@@ -34,6 +35,8 @@ pub struct Session<'g> {
     workspace_bytes: Cell<Option<u64>>,
     /// Resident bytes after the weights were loaded.
     resident_before: Option<u64>,
+    /// Whole parameters of which ranks keep slices, between steps ([`Session::gather`]).
+    gathered: BTreeMap<String, tch::Tensor>,
 }
 
 /// The measurements of one run, beside the predictions.
@@ -118,6 +121,7 @@ impl<'g> Session<'g> {
             watched: BTreeSet::new(),
             workspace_bytes: Cell::new(None),
             resident_before: device::resident_bytes(),
+            gathered: BTreeMap::new(),
         };
         session.attend_by(Attention::default());
         Ok(session)
@@ -153,7 +157,7 @@ impl<'g> Session<'g> {
     /// See [`Program::new`].
     pub fn beside<'h>(&self, graph: &'h Graph, rng: Rng) -> Result<Session<'h>> {
         // A weight that this session has not loaded is read from the graph.
-        let weight = |name: &str| self.program.weight(name).ok().flatten();
+        let weight = |name: &str| self.weight(name).ok().flatten();
         let mut program = Program::with_weights(graph, self.program.place(), &weight)?;
         program.draw_by(rng);
         Ok(Session {
@@ -162,6 +166,7 @@ impl<'g> Session<'g> {
             watched: BTreeSet::new(),
             workspace_bytes: Cell::new(self.workspace_bytes.get()),
             resident_before: self.resident_before,
+            gathered: BTreeMap::new(),
         })
     }
 
@@ -171,7 +176,13 @@ impl<'g> Session<'g> {
     /// # Errors
     /// `bug[run]` for a tensor of a type that we have no name for.
     pub fn state(&self) -> Result<Vec<(String, DType, Vec<u64>)>> {
-        let state = self.program.state().into_iter();
+        let mut state = self.program.state();
+        for shard in self.program.shards().into_keys() {
+            state.remove(&shard);
+        }
+        let whole = self.gathered.iter();
+        state.extend(whole.map(|(name, tensor)| (name.clone(), tensor.shallow_clone())));
+        let state = state.into_iter();
         let entry = |(name, tensor): (String, tch::Tensor)| {
             let dims = tensor.size().into_iter().map(|d| d as u64).collect();
             Ok((element_type(&name, &tensor)?, dims)).map(|(dtype, dims)| (name, dtype, dims))
@@ -185,10 +196,37 @@ impl<'g> Session<'g> {
     /// # Errors
     /// No such tensor; the device fails.
     pub fn look<T>(&self, name: &str, look: impl FnOnce(&[u8]) -> T) -> Result<T> {
-        let tensor = self.program.weight(name)?;
+        let tensor = self.weight(name)?;
         let tensor = tensor.ok_or_else(|| Error::bug("run", format!("there is no `{name}`")))?;
         let tensor = device::moved(tensor, Place::Cpu)?;
         bytes::look(&tensor, look).map_err(torch_error)
+    }
+
+    fn weight(&self, name: &str) -> Result<Option<tch::Tensor>> {
+        match self.gathered.get(name) {
+            Some(tensor) => Ok(Some(tensor.shallow_clone())),
+            None => self.program.weight(name),
+        }
+    }
+
+    /// Gathers the parameters of which ranks keep slices, with all ranks: until [`Session::let_go`], they are seen whole,
+    /// and take as much memory.
+    ///
+    /// # Errors
+    /// Another rank is gone or too late; no memory.
+    pub fn gather(&mut self) -> Result<()> {
+        for (shard, (parameter, dims, group)) in self.program.shards() {
+            let slice = self.program.weight(&shard)?;
+            let slice = slice.ok_or_else(|| Error::bug("run", format!("there is no `{shard}`")))?;
+            let whole = gathered(&group, &slice, &dims)?;
+            self.gathered.insert(parameter, whole);
+        }
+        Ok(())
+    }
+
+    /// Frees what was gathered.
+    pub fn let_go(&mut self) {
+        self.gathered.clear();
     }
 
     /// Makes steps end at a node that makes NaN or an infinity in one of these values. On the CPU only.

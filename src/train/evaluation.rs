@@ -7,6 +7,7 @@ use crate::rng::Rng;
 use crate::runtime::session::Session;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::dce::dce;
+use ckpt_passes::transform::gather::with_whole_parameters;
 use ckpt_passes::transform::remat::strip_plan;
 use ckpt_passes::{Error, Result};
 
@@ -18,6 +19,8 @@ pub fn forward(graph: &Graph) -> Result<Graph> {
     let mut forward = graph.clone();
     strip_plan(&mut forward);
     let loss = loss(&forward)?;
+    // Ranks gather what they keep slices of before they evaluate.
+    let mut forward = with_whole_parameters(&forward).into_owned();
     forward.set_outputs(vec![loss]);
     dce(&mut forward);
     let is_unread = |id| forward.value(id).uses().is_empty();

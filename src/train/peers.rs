@@ -2,7 +2,7 @@
 
 use super::checkpoint::Manifest;
 use crate::place::Place;
-use crate::runtime::ranks::{DATA_PARALLEL, Group, RankOptions, Ranks};
+use crate::runtime::ranks::{self, DATA_PARALLEL, Group, RankOptions, Ranks};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::collectives::has_collectives;
 use ckpt_passes::{Error, Result};
@@ -18,6 +18,8 @@ pub struct RankPeak {
     pub peak_bytes: u64,
     /// The largest predicted one.
     pub predicted_peak_bytes: u64,
+    /// Bytes of the buffers of exchanges, beside the peak.
+    pub exchange_bytes: u64,
 }
 
 /// All ranks, this one included.
@@ -67,7 +69,7 @@ impl Peers {
     /// # Errors
     /// A rank that has something else, or does not come in time.
     pub fn agree(&mut self, manifest: &Manifest) -> Result<()> {
-        for (what, text) in [
+        let facts = [
             ("version of ckpt-opt", &manifest.version),
             ("model", &manifest.model),
             ("plan", &manifest.plan),
@@ -75,9 +77,10 @@ impl Peers {
             ("settings", &manifest.settings),
             ("seed", &manifest.seed.to_string()),
             ("first step", &manifest.step.to_string()),
-        ] {
-            self.ranks.agree(what, text)?;
-        }
+        ];
+        // At once, because every exchange of texts takes milliseconds.
+        let facts = facts.map(|(what, text)| (what, text.as_str()));
+        self.ranks.agree_on("first facts", &facts)?;
         self.group = Some(self.ranks.open(DATA_PARALLEL)?);
         Ok(())
     }
@@ -102,6 +105,7 @@ impl Peers {
             rank: self.ranks.rank as u64,
             peak_bytes,
             predicted_peak_bytes,
+            exchange_bytes: ranks::exchange_bytes(),
         };
         let failed = |e: serde_json::Error| Error::bug("ranks", e.to_string());
         self.ranks

@@ -5,13 +5,14 @@ use crate::tensors::Tensors;
 use crate::tensors::feed::widened;
 use ckpt_passes::analysis::gradients::{Start, start, states};
 use ckpt_passes::ir::{Graph, Tensor};
-use ckpt_passes::ops::collective::{GATHER_SLICES, slice_of, slice_size};
+use ckpt_passes::ops::collective::{ALL_GATHER, GATHER_SLICES, slice_of, slice_size};
 use ckpt_passes::transform::optimizer::STATES;
 use ckpt_passes::{Error, Result};
 
 /// Returns whether each rank keeps a slice of the states of a graph.
 pub fn has_slices(graph: &Graph) -> bool {
-    graph.nodes().any(|(_, node)| node.op == &GATHER_SLICES)
+    let mut nodes = graph.nodes();
+    nodes.any(|(_, node)| [&GATHER_SLICES, &ALL_GATHER].contains(&node.op))
 }
 
 /// Returns the states of a graph on one of some ranks, from the files of all ranks that wrote them.
@@ -66,14 +67,21 @@ pub fn own_states(files: &[Tensors], graph: &Graph, (rank, ranks): (u64, u64)) -
     Ok(own)
 }
 
-/// Returns the states of a new run that do not begin at 0, on one of some ranks: masters of 16-bit parameters.
-pub fn first_masters(graph: &Graph, (rank, ranks): (u64, u64)) -> Tensors {
+/// Returns the states of a run on one of some ranks that begin as its parameters, those of a checkpoint or of the model: masters of
+/// 16-bit parameters, and a rank's slices of parameters.
+pub fn first_masters(graph: &Graph, parameters: &Tensors, (rank, ranks): (u64, u64)) -> Tensors {
     let mut masters = Tensors::new();
     for id in states(graph) {
         let Start::Widened(parameter) = start(graph, id) else {
             continue;
         };
-        let whole = graph.value(parameter).tensor().and_then(widened);
+        let name = &graph.value(parameter).name;
+        let stored = parameters.get(name).or(graph.value(parameter).tensor());
+        let is_narrow = stored.is_some_and(|t| t.dtype != graph.ty(id).dtype);
+        let whole = match is_narrow {
+            true => stored.and_then(widened),
+            false => stored.cloned(),
+        };
         let Some(whole) = whole else { continue };
         let name = &graph.value(id).name;
         let is_whole = graph.ty(id).dims == graph.ty(parameter).dims;

@@ -278,7 +278,7 @@ impl Trainer {
         let mut session = run.open()?;
         session.go_on(true);
         run.steps(&mut session)?;
-        run.finish(self, &session)
+        run.finish(self, &mut session)
     }
 }
 
@@ -416,8 +416,13 @@ impl<'a> Run<'a> {
         let leads = peers.as_ref().is_none_or(Peers::leads);
         let place = peers.as_ref().map_or((0, 1), Peers::share);
         let first_states = match &start {
-            Some(start) => own_states(&start.states, graph, place)?,
-            None => first_masters(graph, place),
+            Some(start) => {
+                // A master of the checkpoint is more exact than its parameter.
+                let mut states = first_masters(graph, &start.parameters, place);
+                states.extend(own_states(&start.states, graph, place)?);
+                states
+            }
+            None => first_masters(graph, &Tensors::new(), place),
         };
         let mut run = Run {
             graph,
@@ -506,6 +511,7 @@ impl<'a> Run<'a> {
             if is_last || is_due(self.options.eval_every) {
                 let started = Instant::now();
                 metrics.eval_loss = self.evaluate(session).map_err(lost)?;
+                session.let_go();
                 self.spans.add(Span::Evaluate, step, started);
                 metrics.perplexity = metrics.eval_loss.map(f64::exp);
                 self.done.eval_loss = metrics.eval_loss.or(self.done.eval_loss);
@@ -521,7 +527,9 @@ impl<'a> Run<'a> {
             if is_last || is_asked_to_stop || is_due(Some(save_every)) {
                 let started = Instant::now();
                 let manifest = self.manifest.clone();
+                session.gather().map_err(lost)?;
                 self.saver.save(self.graph, session, manifest)?;
+                session.let_go();
                 self.spans.add(Span::Save, step, started);
                 self.done.checkpoint_seconds += started.elapsed().as_secs_f64();
                 saved = step;
@@ -696,17 +704,19 @@ impl<'a> Run<'a> {
         Err(Error::usage("data", "the data has no batch"))
     }
 
-    fn evaluate(&mut self, session: &Session) -> Result<Option<f64>> {
+    fn evaluate(&mut self, session: &mut Session) -> Result<Option<f64>> {
         let Some((forward, batches)) = &mut self.eval else {
             return Ok(None);
         };
+        session.gather()?;
         let of_run = (self.options.seed, self.peers.as_ref());
         let loss = evaluate(session, forward, batches, of_run);
         loss.map(Some).map_err(|e| self.with_checkpoint(e))
     }
 
     /// Writes the weights and the page.
-    fn finish(mut self, trainer: &Trainer, session: &Session) -> Result<Trained> {
+    fn finish(mut self, trainer: &Trainer, session: &mut Session) -> Result<Trained> {
+        session.gather()?;
         if self.files.is_some() {
             self.write(trainer, session)?;
         }

@@ -125,17 +125,25 @@ fn two_ranks_are_accumulated_micro_batches_and_slices_change_no_bit() {
             assert!(sums == summed, "{model}: DDP differs from micro-batches");
         }
         let peak = |report: &Value| report["peak_bytes"].as_u64().unwrap();
-        for shard in ["optimizer", "grads"] {
+        for shard in ["optimizer", "grads", "params"] {
             let more = ["--dim", "batch=2", "--ranks", "2", "--shard", shard];
             let (sliced, same) = run(shard, &more);
             assert!(same == summed, "{model}: {shard} differs from DDP");
             assert!(peak(&sliced) < peak(&ddp), "{model}: {shard} takes no less");
         }
+        // One bucket holds all gradients so far.
+        for (bucket, shard) in [("0", "none"), ("20KB", "none"), ("20KB", "params")] {
+            let more = ["--dim", "batch=2", "--ranks", "2", "--shard", shard];
+            let more = [&more[..], &["--bucket", bucket]].concat();
+            let (_, same) = run(&format!("{shard}-{bucket}"), &more);
+            assert!(same == summed, "{model}: --bucket {bucket} changes bits");
+        }
         if model != "llama32" {
             continue;
         }
-        let (_, four) = run("four", &["--dim", "batch=1", "--ranks", "4"]);
-        for shard in ["optimizer", "grads"] {
+        let few = ["--dim", "batch=1", "--ranks", "4", "--bucket", "20KB"];
+        let (_, four) = run("four", &few);
+        for shard in ["optimizer", "grads", "params"] {
             let more = ["--dim", "batch=1", "--ranks", "4", "--shard", shard];
             let (_, same) = run(&format!("four-{shard}"), &more);
             assert!(same == four, "{model}: {shard} differs from DDP on 4 ranks");
@@ -228,14 +236,7 @@ fn a_run_goes_on_with_the_same_bits_and_on_another_number_of_ranks() {
         (
             "four",
             &[
-                "--dim",
-                "batch=1",
-                "--steps",
-                "4",
-                "--ranks",
-                "4",
-                "--shard",
-                "optimizer",
+                "--dim", "batch=1", "--steps", "4", "--ranks", "4", "--shard", "params",
             ],
         ),
     ] {
@@ -392,6 +393,107 @@ fn a_rank_that_is_killed_or_stopped_ends_the_others_in_time() {
     }
 }
 
+/// As above, at as many random moments as `CKPT_OPT_KILLS` says (100), once the first step is done.
+#[test]
+#[ignore = "takes minutes"]
+fn ranks_are_killed_and_stopped_at_random_moments() {
+    let dir = workplace();
+    let dir = dir.path();
+    let count = std::env::var("CKPT_OPT_KILLS").map_or(100, |n| n.parse().unwrap());
+    let limit = 2;
+    let more = [
+        "--dim",
+        "batch=2",
+        "--steps",
+        "100000",
+        "--bucket",
+        "20KB",
+        "--rank-timeout",
+        "2",
+    ];
+    let mut random = 1u64;
+    let mut below = |n: u64| {
+        random = random
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (random >> 33) % n
+    };
+    for i in 0..count {
+        let out = format!("out-{i}");
+        let shard = ["none", "optimizer", "grads", "params"][below(4) as usize];
+        let more = [&more[..], &["--shard", shard]].concat();
+        let all = args("llama32.onnx", "even.safetensors", &out, &more);
+        let store = dir.join(format!("store-{i}"));
+        let store = [("CKPT_OPT_STORE", store.to_str().unwrap())];
+        let mut ranks = [0, 1].map(|n| Some(rank(dir, n, &all, &store)));
+        let (victim, name) = (below(2) as usize, ["KILL", "STOP"][below(2) as usize]);
+        reaches(&dir.join(&out), 1 + below(3) as usize);
+        std::thread::sleep(Duration::from_micros(below(300_000)));
+        let mut lost = ranks[victim].take().unwrap();
+        signal(&lost, name);
+        let since = Instant::now();
+        let left = ended(ranks[1 - victim].take().unwrap());
+        let took = since.elapsed();
+        let _ = lost.kill();
+        let _ = lost.wait();
+        let what = format!("{i}: {name} {victim}, --shard {shard}");
+        assert_eq!(code(&left), 5, "{what}: {}", stderr(&left));
+        let most = Duration::from_secs(limit + 1);
+        assert!(took < most, "{what}: {took:?}");
+        std::fs::remove_dir_all(dir.join(&out)).unwrap_or_default();
+    }
+}
+
+/// Returns the processes that one has started.
+fn children(of: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parent = format!("PPid:\t{of}\n");
+    ids.filter(|id: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"));
+        status.is_ok_and(|text| text.contains(&parent))
+    })
+    .collect()
+}
+
+/// `torchrun` starts all ranks again after one was killed, and they go on from the last checkpoint.
+#[test]
+#[ignore = "needs CKPT_OPT_PYTHON, a Python that has PyTorch"]
+fn torchrun_starts_ranks_again_and_they_end_with_the_same_bits() {
+    let python = std::env::var("CKPT_OPT_PYTHON").unwrap();
+    let dir = workplace();
+    let dir = dir.path();
+    for shard in ["none", "params"] {
+        let whole = format!("whole-{shard}");
+        let common = ["--dim", "batch=2", "--steps", "60", "--shard", shard];
+        let data = "even.safetensors";
+        let all = [&common[..], &["--ranks", "2"]].concat();
+        run(dir, "llama32.onnx", data, &whole, &all);
+        let killed = format!("killed-{shard}");
+        let more = [&common[..], &["--save-every", "4", "--resume"]].concat();
+        let mut start = std::process::Command::new(&python);
+        start
+            .current_dir(dir)
+            .args(["-m", "torch.distributed.run", "--no-python", "--standalone"])
+            .args(["--nproc-per-node", "2"])
+            .args(["--max-restarts", "1", "--monitor-interval", "0.1"])
+            .arg(command(dir).get_program())
+            .args(args("llama32.onnx", data, &killed, &more))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut start = start.spawn().unwrap();
+        reaches(&dir.join(&killed), 10);
+        let victim = *children(start.id()).last().unwrap();
+        let done = std::process::Command::new("kill")
+            .args(["-s", "KILL", &victim.to_string()])
+            .status();
+        assert!(done.unwrap().success());
+        assert!(start.wait().unwrap().success(), "{shard}");
+        assert!(weights(dir, &whole) == weights(dir, &killed), "{shard}");
+        assert_eq!(losses(dir, &whole), losses(dir, &killed), "{shard}");
+    }
+}
+
 #[test]
 fn the_process_that_starts_ranks_ends_all_of_them_and_says_what_the_first_said() {
     let dir = workplace();
@@ -490,10 +592,7 @@ fn what_ranks_cannot_share_is_refused_by_name() {
     }
     for (more, says) in [
         (&["--mesh", "dp=2,tp=2"][..], "dp=N"),
-        (
-            &["--mesh", "dp=2", "--shard", "params"],
-            "parameters stay whole",
-        ),
+        (&["--mesh", "dp=2", "--shard", "weights"], "can be sharded"),
         (&["--mesh", "dp=2", "--loss", "vjp"], "name a loss"),
         (
             &["--mesh", "dp=2", "--shard", "grads", "--optimizer", "muon"],

@@ -8,18 +8,32 @@ use ckpt_opt::frontend::load;
 use ckpt_opt::optimize::optimize;
 use ckpt_opt::runtime::ranks::{DATA_PARALLEL, alone};
 use ckpt_opt::tensors::random;
+use ckpt_passes::analysis::Device;
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ir::op::Effect;
+use ckpt_passes::ops::collective::ALL_GATHER;
 use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
 use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::loss::Loss;
 
-const SHARDS: [Shard; 3] = [Shard::None, Shard::Optimizer, Shard::Grads];
+/// Bytes of buckets: of each gradient at once, of a few, and of all together.
+const BUCKETS: [u64; 3] = [0, 20_000, 25 << 20];
+const SHARDS: [Shard; 4] = [Shard::None, Shard::Optimizer, Shard::Grads, Shard::Params];
 
 fn of_rank(name: &str, mesh: Mesh, plan: PlanRequest, is_fused: bool) -> Option<Graph> {
+    with_link(name, mesh, plan, (is_fused, Device::default()))
+}
+
+fn with_link(
+    name: &str,
+    mesh: Mesh,
+    plan: PlanRequest,
+    (is_fused, device): (bool, Device),
+) -> Option<Graph> {
     let request = Request {
+        device,
         mesh: Some(mesh),
         loss: Loss::CausalLm,
         plan: PlanRequest {
@@ -63,8 +77,12 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
     for (i, plan) in plans.iter().enumerate() {
         for name in ["gpt2", "llama32_bf16"] {
             for ranks in [2, 4] {
-                let shard = SHARDS[(i + ranks as usize) % 3];
-                let mesh = Mesh { ranks, shard };
+                let shard = SHARDS[(i + ranks as usize / 2) % 4];
+                let mesh = Mesh {
+                    ranks,
+                    shard,
+                    bucket_bytes: BUCKETS[i % 3],
+                };
                 let Some(graph) = of_rank(name, mesh, plan.clone(), i % 2 == 0) else {
                     continue;
                 };
@@ -80,7 +98,11 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
 #[test]
 fn states_fall_with_the_number_of_ranks() {
     let bytes = |ranks, shard| {
-        let mesh = Mesh { ranks, shard };
+        let mesh = Mesh {
+            ranks,
+            shard,
+            bucket_bytes: 0,
+        };
         let graph = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
         measured(&graph, ranks)[0]
     };
@@ -92,6 +114,36 @@ fn states_fall_with_the_number_of_ranks() {
         assert!(sliced < statics);
         last = peak;
     }
+}
+
+/// A parameter that was gathered for the forward pass is kept, or gathered again in the backward pass, as the link says.
+#[test]
+fn a_budget_gathers_parameters_again_where_the_link_is_fast() {
+    let mesh = Mesh {
+        ranks: 8,
+        shard: Shard::Params,
+        bucket_bytes: BUCKETS[1],
+    };
+    let again = |gigabytes_per_s: f64| -> usize {
+        let device = || Device {
+            link_gigabytes_per_s: gigabytes_per_s,
+            link_us: 0.0,
+            ..Device::default()
+        };
+        let repeats = [90.0, 80.0, 70.0].map(|percent| {
+            let plan = Budget::Percent(percent).into();
+            let Some(graph) = with_link("llama32", mesh, plan, (true, device())) else {
+                return 0;
+            };
+            measured(&graph, 8);
+            let nodes = graph.nodes().map(|(_, node)| node);
+            let gathers = nodes.filter(|n| n.op == &ALL_GATHER && n.recompute_of.is_some());
+            gathers.count()
+        });
+        repeats.iter().sum()
+    };
+    let (fast, slow) = (again(1e3), again(1e-3));
+    assert!(fast > slow, "{fast} gathers again, {slow} over a slow link");
 }
 
 #[test]
@@ -106,7 +158,11 @@ fn a_plan_neither_repeats_nor_drops_nor_reorders_what_ranks_do_together() {
         .collect()
     };
     for shard in SHARDS {
-        let mesh = Mesh { ranks: 2, shard };
+        let mesh = Mesh {
+            ranks: 2,
+            shard,
+            bucket_bytes: BUCKETS[1],
+        };
         let plain = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
         let expected = collectives(&plain);
         assert!(expected.len() > 20, "{shard}: {}", expected.len());

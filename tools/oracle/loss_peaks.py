@@ -30,7 +30,7 @@ from tools.oracle.loss_forms import FORMS, Case, Form, Model, reference
 
 LOSSES = "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation,dpo,orpo,kto,grpo,contrastive"
 EXPORTERS = ("dynamo", "file")
-VOCAB, WIDTH, BATCH, SEQ = 8192, 16, 8, 128
+VOCAB, WIDTH, BATCH, SEQ = 16384, 16, 8, 128
 CHUNKS = 16
 TOKENS, PADDING = 62, 2
 """PyTorch computes no gradient for an embedding's padding, the first tokens here; ONNX files do not say which these are."""

@@ -1,7 +1,8 @@
 //! Options that share a training step among processes.
 
 use super::parse::by;
-use ckpt_passes::transform::collectives::{Mesh, Shard};
+use ckpt_passes::plan::budget::parse_bytes;
+use ckpt_passes::transform::collectives::{BUCKET, Mesh, Shard};
 use clap::Args;
 
 /// How processes ("ranks") share a training step.
@@ -12,9 +13,14 @@ pub struct Sharing {
     /// them, and a size such as --dim batch=B is that of one rank
     #[arg(long, value_name = "dp=N", value_parser = by(Mesh::parse))]
     pub mesh: Option<u32>,
-    /// What each rank keeps a slice of, instead of the whole: none, optimizer (its states), grads (gradients as well)
+    /// What each rank keeps a slice of, instead of the whole: none, optimizer (its states), grads (gradients as well), params
+    /// (parameters as well)
     #[arg(long, value_name = "WORD", default_value = "none", value_parser = by(Shard::parse))]
     pub shard: Shard,
+    /// Bytes of gradients that are exchanged together while the backward pass goes on: about two buckets of them are alive at
+    /// once. 0 sums each gradient before the next node runs
+    #[arg(long, value_name = "BYTES", default_value = BUCKET, value_parser = by(parse_bytes))]
+    pub bucket: u64,
 }
 
 impl Sharing {
@@ -25,7 +31,10 @@ impl Sharing {
 
     /// As [`Sharing::mesh`], for a number of ranks.
     pub fn of(&self, ranks: u32) -> Option<Mesh> {
-        let shard = self.shard;
-        (ranks > 1).then_some(Mesh { ranks, shard })
+        (ranks > 1).then_some(Mesh {
+            ranks,
+            shard: self.shard,
+            bucket_bytes: self.bucket,
+        })
     }
 }

@@ -1,14 +1,18 @@
-//! Sums and slices over ranks. A rank receives its slice from all others, adds the slices up in the order of ranks, and
-//! hands the sum on.
+//! Sums and slices over ranks, at once or begun and waited for.
 
 use super::context::*;
+use crate::runtime::pending_sums;
 use crate::runtime::ranks::{Group, group};
 use ckpt_passes::ops::collective::*;
 
 kernels! {
     ALL_REDUCE => all_reduce;
     REDUCE_SCATTER => reduce_scatter;
+    START_ALL_REDUCE => start_all_reduce;
+    START_REDUCE_SCATTER => start_reduce_scatter;
+    WAIT => wait;
     GATHER_SLICES => gather_slices;
+    ALL_GATHER => all_gather;
     OWN_SLICE => own_slice;
 }
 
@@ -22,66 +26,95 @@ fn flat(x: &Tensor) -> Result<Tensor> {
     strided(x, &[x.numel() as i64], &[1])
 }
 
-/// Returns the sum of the ranks' own slices in a buffer of one slice per rank: on this rank, its slice of the sum.
-fn summed_slice(group: &Group, x: &Tensor) -> Result<Tensor> {
-    let elements = x.numel() as i64;
-    let size = slice_size(elements, group.ranks);
-    let (_, own) = slice_of(elements, group.ranks, group.rank);
-    let received = empty(&[size * group.ranks], x.kind(), x.device())?;
-    group.exchange(x, &received)?;
-    let slice = |rank: i64| narrow(&received, 0, rank * own, own);
-    let first = slice(0)?;
-    if !is_narrow(x.kind()) {
-        for rank in 1..group.ranks {
-            add_into(&first, &slice(rank)?)?;
-        }
-        return Ok(first);
+/// Returns a copy of the operand, which the sum may overwrite, or the operand where that is what the result overwrites.
+fn own_copy(cx: &KernelCx) -> Result<Tensor> {
+    let x = cx.x(0)?;
+    let out = cx.result_like(x)?;
+    if cx.overwrites.is_none() {
+        copy_into(&out, x)?;
     }
-    // As many elements on every rank, so that all of them take what the row declares.
-    let wide = compute_kind(x.kind());
-    let (sum, next) = (
-        empty(&[size], wide, x.device())?,
-        empty(&[size], wide, x.device())?,
-    );
-    let (sum, next) = (narrow(&sum, 0, 0, own)?, narrow(&next, 0, 0, own)?);
-    copy_into(&sum, &first)?;
-    for rank in 1..group.ranks {
-        copy_into(&next, &slice(rank)?)?;
-        add_into(&sum, &next)?;
-    }
-    copy_into(&first, &sum)?;
-    Ok(first)
+    Ok(out)
 }
 
 fn all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (x, group) = (cx.x(0)?, group_of(cx)?);
-    let out = cx.result_like(x)?;
-    if group.ranks == 1 || x.numel() == 0 {
-        if cx.overwrites.is_none() {
-            copy_into(&out, x)?;
-        }
-        return Ok(vec![out]);
+    let (out, group) = (own_copy(cx)?, group_of(cx)?);
+    if group.ranks > 1 {
+        group.add_up(Group::next_tag(), std::slice::from_ref(&out), None)?;
     }
-    let sum = summed_slice(&group, &dense(x)?)?;
-    if group.is_alone() && cx.overwrites.is_none() {
-        copy_into(&out, x)?;
-    }
-    let whole = flat(&out)?;
-    let (from, own) = slice_of(x.numel() as i64, group.ranks, group.rank);
-    copy_into(&narrow(&whole, 0, from, own)?, &sum)?;
-    group.gather(&whole)?;
     Ok(vec![out])
+}
+
+fn start_all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (out, group) = (own_copy(cx)?, group_of(cx)?);
+    pending_sums::begin(&group, &out, None, bucket(cx))?;
+    Ok(vec![out])
+}
+
+fn bucket(cx: &KernelCx) -> u64 {
+    cx.attrs.int(BUCKET).unsigned_abs()
 }
 
 fn reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, group) = (cx.x(0)?, group_of(cx)?);
-    if group.ranks == 1 || x.numel() == 0 {
+    if group.ranks == 1 || group.is_alone() {
         return own_slice(cx);
     }
-    let size = slice_size(x.numel() as i64, group.ranks);
-    let out = empty(&[size], x.kind(), x.device())?;
-    fill_slice(&out, &summed_slice(&group, &dense(x)?)?)?;
+    let out = empty(
+        &[slice_size(x.numel() as i64, group.ranks)],
+        x.kind(),
+        x.device(),
+    )?;
+    let tensors = [dense(x)?];
+    let slices = [out.shallow_clone()];
+    group.add_up(Group::next_tag(), &tensors, Some(&slices))?;
     Ok(vec![out])
+}
+
+fn start_reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (x, group) = (cx.x(0)?, group_of(cx)?);
+    let elements = x.numel() as i64;
+    let lent = match x.is_contiguous() {
+        true => x.shallow_clone(),
+        false => dense(x)?,
+    };
+    let out = empty(&[slice_size(elements, group.ranks)], x.kind(), x.device())?;
+    if group.ranks == 1 || group.is_alone() {
+        let (from, own) = slice_of(elements, group.ranks, group.rank);
+        fill_slice(&out, &narrow(&flat(&lent)?, 0, from, own)?)?;
+    }
+    pending_sums::begin(&group, &lent, Some(&out), bucket(cx))?;
+    Ok(vec![out, lent])
+}
+
+fn wait(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    pending_sums::wait(x)?;
+    Ok(vec![x.shallow_clone()])
+}
+
+/// The first operand has the type of the parameter, and no contents.
+fn all_gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (like, slice, group) = (cx.x(0)?, cx.x(1)?, group_of(cx)?);
+    let whole = gathered(&group, slice, &like.size())?;
+    Ok(vec![whole])
+}
+
+/// Returns the tensor of which each rank has a slice. Alone, the slices of the others are zeros.
+///
+/// # Errors
+/// Another rank is gone or too late.
+pub fn gathered(group: &Group, slice: &Tensor, dims: &[i64]) -> Result<Tensor> {
+    let out = empty(dims, slice.kind(), slice.device())?;
+    if group.is_alone() {
+        zero(&out)?;
+    }
+    let whole = flat(&out)?;
+    let (from, own) = slice_of(out.numel() as i64, group.ranks, group.rank);
+    copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
+    if group.ranks > 1 && out.numel() > 0 {
+        group.gather(&whole)?;
+    }
+    Ok(out)
 }
 
 fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {

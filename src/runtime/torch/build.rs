@@ -6,7 +6,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "alloc.cpp",
     "attention.cpp",
     "bytes.cpp",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 14] = [
     "rng.cpp",
     "rows.cpp",
     "status.cpp",
+    "sums.cpp",
     "team.cpp",
     "version.cpp",
 ];

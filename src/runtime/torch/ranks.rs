@@ -1,4 +1,4 @@
-//! Stores and groups of processes ("ranks") over libtorch's c10d. A group moves bytes; sums are the caller's.
+//! Stores and groups of processes ("ranks") over libtorch's c10d. A group sums tensors and gathers slices.
 //!
 //! Every call that waits for another rank ends within the time limit of its store or group.
 
@@ -8,7 +8,7 @@ use crate::sys;
 use std::ffi::{CString, c_void};
 use std::ptr;
 use std::time::Duration;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 fn c_string(text: &str) -> Result<CString, TorchError> {
     CString::new(text).map_err(|_| TorchError::refused(format!("{text:?} contains a NUL")))
@@ -158,36 +158,74 @@ pub fn leave(name: &str) -> Result<(), TorchError> {
     check(unsafe { sys::ck_group_leave(name.as_ptr()) })
 }
 
-/// Sends the next `from_bytes[r]` bytes of `from` to rank r, and receives the next `to_bytes[r]` bytes of `to` from it.
+/// Sums tensors over the ranks of a group, each element in the order of ranks: in place, or this rank's slices of the sums
+/// into `slices`, which are zero where a tensor ends before them. All ranks give as many elements and the same `tag`, an even
+/// number that no other sum under way has.
 ///
 /// # Errors
-/// `Refused` if a rank is gone or does not answer in time; a tensor that is not row-major or too small.
-pub fn exchange(
-    name: &str,
-    (from, from_bytes): (&Tensor, &[i64]),
-    (to, to_bytes): (&Tensor, &[i64]),
+/// `Refused` if a rank is gone or does not answer in time; tensors of several types, or of one that is not summed; one that
+/// is not row-major or on a device; slices of another size.
+pub fn sum(
+    (name, rank, ranks): (&str, i64, i64),
+    tag: i64,
+    tensors: &[Tensor],
+    slices: Option<&[Tensor]>,
 ) -> Result<(), TorchError> {
-    if from_bytes.len() != to_bytes.len() {
-        return Err(TorchError::refused("as many slices are sent as received"));
+    let Some(kind) = tensors.first().map(Tensor::kind) else {
+        return Ok(());
+    };
+    let code = match kind {
+        Kind::Int64 => 4,
+        Kind::Half => 5,
+        Kind::Float => 6,
+        Kind::Double => 7,
+        Kind::BFloat16 => 15,
+        other => return Err(TorchError::refused(format!("{other:?} is not summed"))),
+    };
+    let fits = |t: &Tensor| t.kind() == kind && t.is_contiguous() && t.device() == Device::Cpu;
+    let counts: Vec<i64> = tensors.iter().map(|t| t.numel() as i64).collect();
+    let of_slices = slices.unwrap_or_default();
+    let size = |n: &i64| n / ranks + i64::from(n % ranks > 0);
+    let are_alike = of_slices.is_empty()
+        || of_slices
+            .iter()
+            .map(|t| t.numel() as i64)
+            .eq(counts.iter().map(size));
+    if !tensors.iter().chain(of_slices).all(fits) || !are_alike || !(0..ranks).contains(&rank) {
+        return Err(TorchError::refused(
+            "these tensors cannot be summed together",
+        ));
     }
-    let name = c_string(name)?;
-    // SAFETY: the string, both tensors and both lists of one length are lent for the call, which checks sizes.
+    let addresses =
+        |all: &[Tensor]| -> Vec<i64> { all.iter().map(|t| t.data_ptr() as i64).collect() };
+    let (data, to, name) = (addresses(tensors), slices.map(addresses), c_string(name)?);
+    // SAFETY: the string and the lists of one length are lent for the call; each address is that of a tensor of so many
+    // elements, which is alive until the call has returned and all its messages have ended.
     check(unsafe {
-        sys::ck_group_exchange(
+        sys::ck_group_sum(
             name.as_ptr(),
-            handle::lend(from),
-            from_bytes.as_ptr(),
-            handle::lend(to),
-            to_bytes.as_ptr(),
-            from_bytes.len() as i64,
+            rank,
+            ranks,
+            tag,
+            code,
+            data.as_ptr(),
+            counts.as_ptr(),
+            to.as_ref().map_or(ptr::null(), |to| to.as_ptr()),
+            data.len() as i64,
         )
     })
+}
+
+/// Returns the bytes of the buffers that [`sum`] has taken in all threads, from the system.
+pub fn scratch_bytes() -> u64 {
+    // SAFETY: reads a counter.
+    unsafe { sys::ck_group_scratch_bytes() }.unsigned_abs()
 }
 
 /// Fills slice r of a tensor with that of rank r, on all ranks.
 ///
 /// # Errors
-/// As [`exchange`].
+/// `Refused` if a rank is gone or does not answer in time; a tensor that is not row-major or too small.
 pub fn gather(name: &str, tensor: &Tensor, slice_bytes: &[i64]) -> Result<(), TorchError> {
     let name = c_string(name)?;
     // SAFETY: the string, the tensor and the list are lent for the call, which checks sizes.

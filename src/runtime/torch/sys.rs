@@ -308,14 +308,18 @@ unsafe extern "C" {
         host: *const c_char,
     ) -> i32;
     pub fn ck_group_leave(name: *const c_char) -> i32;
-    pub fn ck_group_exchange(
+    pub fn ck_group_sum(
         name: *const c_char,
-        from: *const c_void,
-        from_bytes: *const i64,
-        to: *const c_void,
-        to_bytes: *const i64,
+        rank: i64,
         ranks: i64,
+        tag: i64,
+        kind: i32,
+        data: *const i64,
+        counts: *const i64,
+        slices: *const i64,
+        tensors: i64,
     ) -> i32;
+    pub fn ck_group_scratch_bytes() -> i64;
     pub fn ck_group_gather(
         name: *const c_char,
         tensor: *const c_void,

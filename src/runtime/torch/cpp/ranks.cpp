@@ -1,5 +1,4 @@
-// Stores and groups of processes ("ranks") over c10d. A group moves bytes and adds up nothing: the order of a sum is the
-// caller's, so that its bits depend neither on the algorithm of a library nor on the number of tensors in flight.
+// Stores and groups of processes ("ranks") over c10d. sums.cpp adds up what ranks have.
 #define USE_C10D_GLOO 1
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -119,20 +118,6 @@ int32_t ck_group_leave(const char* name) {
   return ckpt::guarded([&] {
     c10d::unregister_process_group(name);
     held().erase(name);
-  });
-}
-
-// Sends the next `from_bytes[r]` bytes of a tensor to rank r, and receives `to_bytes[r]` bytes from it.
-int32_t ck_group_exchange(const char* name, const void* from, const int64_t* from_bytes, const void* to,
-                          const int64_t* to_bytes, int64_t ranks) {
-  return ckpt::guarded([&] {
-    auto group = c10d::resolve_process_group(name);
-    std::vector<int64_t> sent(from_bytes, from_bytes + ranks), received(to_bytes, to_bytes + ranks);
-    int64_t out = 0, in = 0;
-    for (auto bytes : sent) out += bytes;
-    for (auto bytes : received) in += bytes;
-    auto source = lent(tensor_of(from), 0, out), target = lent(tensor_of(to), 0, in);
-    group->alltoall_base(target, source, received, sent)->wait();
   });
 }
 

@@ -1,0 +1,123 @@
+//! Keeps a slice of each updated parameter on a rank, and gathers the whole before it is read.
+//!
+//! In and out: `Training`, after updates that take slices ([`Shard::Grads`](super::collectives::Shard)). A rank's slice is the
+//! input `<parameter>.shard`, which an update overwrites. The parameter stays in the graph: it names the weight, gives the type,
+//! and is what a slice begins as. Its contents are read nowhere, so it takes no memory. `AllGather` is a node as any other
+//! that may be recomputed: the planner keeps a whole parameter for the backward pass or gathers it again, as time and memory
+//! say. Parameters that are not updated stay whole.
+
+use super::optimizer::UPDATED;
+use crate::error::Result;
+use crate::ir::typing::Contents;
+use crate::ir::{Attrs, Graph, NodeId, Role, SecondaryMap, ValueId};
+use crate::ops::collective::{ALL_GATHER, GATHER_SLICES, OWN_SLICE};
+use crate::ops::optimizer::REPLACE;
+use crate::ops::{Builder, EmitExt};
+use std::borrow::Cow;
+
+/// Suffix of a rank's slice of a parameter.
+pub const SHARD: &str = ".shard";
+
+/// Shards the parameters whose slices are updated. Returns whether there is one.
+///
+/// # Errors
+/// None but bugs: the nodes have the types of those that they replace.
+pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
+    let old = graph.order().to_vec();
+    let contents = Contents::known(graph)?;
+    let mut b = Builder::resume(graph, contents);
+    let bound = b.graph.node_bound();
+    let (mut gone, mut instead) = (
+        SecondaryMap::new(bound, false),
+        SecondaryMap::new(bound, None),
+    );
+    // By parameter that is read: the node that gathers it.
+    let mut gathers = SecondaryMap::new(b.graph.value_bound(), None);
+    for id in &old {
+        let node = b.graph.node(*id);
+        let (Some(parameter), Some(slice)) = (node.operand(0), node.operand(1)) else {
+            continue;
+        };
+        if node.op != &GATHER_SLICES || b.graph.value(parameter).tensor().is_none() {
+            continue;
+        }
+        let (name, updated) = (b.graph.value(parameter).name.clone(), node.outs[0]);
+        let (attrs, loc) = (node.attrs.clone(), node.loc.clone());
+        let mut ty = b.ty(slice).clone();
+        ty.dtype = b.ty(parameter).dtype;
+        let shard = b.graph.add_input(&format!("{name}{SHARD}"), Some(ty));
+        (b.prefix, b.role, b.loc) = (name.clone(), Role::Forward, loc);
+        let whole = b.emit(&ALL_GATHER, &[parameter, shard], attrs)?;
+        b.graph.rename_value(whole, &format!("{name}.whole"));
+        gathers[parameter] = b.graph.def_node(whole);
+        let readers: Vec<_> = b.graph.value(parameter).uses().to_vec();
+        for reader in readers {
+            let (op, outs) = (
+                b.graph.node(reader.node).op,
+                b.graph.node(reader.node).outs.clone(),
+            );
+            if op == &OWN_SLICE {
+                b.graph.replace_uses(outs[0], shard);
+                gone[reader.node] = true;
+            } else if op != &ALL_GATHER && reader.node != *id {
+                b.graph.set_operand(reader.node, reader.slot, Some(whole));
+            }
+        }
+        // The update of the slice, or the rounding of the slice's master.
+        let maker = b.graph.def_node(slice).map(|n| b.graph.node(n));
+        let is_own = maker.is_some_and(|n| n.op.is_update() && n.operand(0) == Some(shard));
+        let mut result = slice;
+        if !is_own {
+            b.role = Role::Backward;
+            result = b.emit(&REPLACE, &[shard, slice], Attrs::new())?;
+            instead[*id] = b.graph.def_node(result);
+        }
+        let outputs = b.graph.outputs().iter();
+        let outputs = outputs.map(|v| if *v == updated { result } else { *v });
+        let outputs = outputs.collect();
+        b.graph.set_outputs(outputs);
+        b.graph
+            .rename_value(result, &format!("{name}{SHARD}{UPDATED}"));
+        gone[*id] = true;
+    }
+    if old.len() == graph.order().len() {
+        return Ok(false);
+    }
+    let mut order: Vec<NodeId> = Vec::with_capacity(graph.order().len());
+    for id in &old {
+        let read = graph
+            .node(*id)
+            .operands()
+            .filter_map(|v| parameter_of(graph, v));
+        for parameter in read.collect::<Vec<ValueId>>() {
+            order.extend(gathers[parameter].take());
+        }
+        order.extend(instead[*id].or((!gone[*id]).then_some(*id)));
+    }
+    // Nothing reads these.
+    let values: Vec<ValueId> = graph.values().map(|(id, _)| id).collect();
+    order.extend(values.into_iter().filter_map(|v| gathers[v].take()));
+    graph.remove_nodes(&|id| gone[id]);
+    graph.set_order(order);
+    Ok(true)
+}
+
+/// Returns the graph as it would be with whole parameters, for what looks at the model. Nothing reads an `AllGather` in it.
+pub fn with_whole_parameters(graph: &Graph) -> Cow<'_, Graph> {
+    let mut whole = Cow::Borrowed(graph);
+    for (id, node) in graph.nodes().filter(|(_, node)| node.op == &ALL_GATHER) {
+        if let Some(parameter) = node.operand(0) {
+            let whole = whole.to_mut();
+            whole.replace_uses(node.outs[0], parameter);
+            // It is no part of the model.
+            whole.set_role(id, Role::Backward);
+        }
+    }
+    whole
+}
+
+/// Returns the parameter of which a value is the whole.
+fn parameter_of(graph: &Graph, whole: ValueId) -> Option<ValueId> {
+    let node = graph.node(graph.def_node(whole)?);
+    (node.op == &ALL_GATHER).then(|| node.operand(0)).flatten()
+}
