@@ -339,7 +339,7 @@ impl Emitter<'_, '_> {
 
     /// Returns the nodes that make values of a chunk which are as wide as the scores.
     fn wide(&self, chunk: &Chunk) -> Vec<NodeId> {
-        let is_wide = |v: &ValueId| self.region.is_wide(&self.b.graph, *v);
+        let is_wide = |v: &ValueId| self.region.is_wide(self.b.graph, *v);
         let made = chunk.values.iter().filter(|(old, _)| is_wide(old));
         made.filter_map(|(_, new)| self.b.graph.def_node(*new))
             .collect()
