@@ -5,7 +5,7 @@
 //! graph name. Whatever waits for another rank ends within the time limit, with an error that names the rank where that is
 //! known.
 //!
-//! A process can also play one rank of many [alone](alone): its collectives copy and wait for nobody, in the memory that
+//! A process can also play one rank of many [alone]: its collectives copy and wait for nobody, in the memory that
 //! they take among others.
 
 use super::convert::tch_error;
