@@ -85,7 +85,32 @@ pub(super) fn emit(
             beta2,
             eps,
             weight_decay,
+            ..
         } => {
+            let attrs = Attrs::new()
+                .with(BETA1, beta1)
+                .with(BETA2, beta2)
+                .with(EPS, eps)
+                .with(WEIGHT_DECAY, weight_decay);
+            if let [mean, mean_scales, square, square_scales] = *states {
+                let ins = [p, g, lr].map(Some).into_iter().chain([step]);
+                let ins = ins.chain(states.iter().copied().map(Some));
+                let ins = ins.chain([grad_scale, apply]).collect();
+                let mut results = vec![emit_update(b, &ADAMW_8BIT, ins, attrs, p)?];
+                // Codes and scales are functions of both, so the new scales wait beside the old ones.
+                let both = [(mean, mean_scales, beta1), (square, square_scales, beta2)];
+                for (power, (codes, scales, beta)) in (1..).zip(both) {
+                    let attrs = Attrs::new().with(BETA, beta).with(POWER, power);
+                    let ins = vec![Some(codes), Some(scales), Some(g), grad_scale, apply];
+                    let new = emit_optional(b, &MOMENT_SCALES, ins, attrs.clone())?;
+                    let ins = [codes, g, scales, new].map(Some).into_iter();
+                    let ins = ins.chain([grad_scale, apply]).collect();
+                    results.push(emit_update(b, &MOMENT_CODES, ins, attrs, codes)?);
+                    let ins = vec![Some(scales), Some(new)];
+                    results.push(emit_update(b, &REPLACE, ins, Attrs::new(), scales)?);
+                }
+                return Ok(results);
+            }
             let [mean, square] = *states else {
                 return Err(missing());
             };
@@ -93,45 +118,8 @@ pub(super) fn emit(
             let ins = |state: ValueId| vec![Some(state), Some(g), grad_scale, apply];
             let mean = emit_update(b, &ADAM_MEAN, ins(mean), of(beta1), mean)?;
             let square = emit_update(b, &ADAM_SQUARE, ins(square), of(beta2), square)?;
-            let attrs = Attrs::new()
-                .with(BETA1, beta1)
-                .with(BETA2, beta2)
-                .with(EPS, eps)
-                .with(WEIGHT_DECAY, weight_decay);
             let ins = vec![Some(p), Some(mean), Some(square), Some(lr), step, apply];
             Ok(vec![emit_update(b, &ADAMW, ins, attrs, p)?, mean, square])
-        }
-        Optimizer::AdamW8bit {
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-        } => {
-            let [mean, mean_scales, square, square_scales] = *states else {
-                return Err(missing());
-            };
-            let attrs = Attrs::new()
-                .with(BETA1, beta1)
-                .with(BETA2, beta2)
-                .with(EPS, eps)
-                .with(WEIGHT_DECAY, weight_decay);
-            let ins = [p, g, lr].map(Some).into_iter().chain([step]);
-            let ins = ins.chain(states.iter().copied().map(Some));
-            let ins = ins.chain([grad_scale, apply]).collect();
-            let mut results = vec![emit_update(b, &ADAMW_8BIT, ins, attrs, p)?];
-            // Codes and scales are functions of both, so the new scales wait beside the old ones.
-            let both = [(mean, mean_scales, beta1), (square, square_scales, beta2)];
-            for (power, (codes, scales, beta)) in (1..).zip(both) {
-                let attrs = Attrs::new().with(BETA, beta).with(POWER, power);
-                let ins = vec![Some(codes), Some(scales), Some(g), grad_scale, apply];
-                let new = emit_optional(b, &MOMENT_SCALES, ins, attrs.clone())?;
-                let ins = [codes, g, scales, new].map(Some).into_iter();
-                let ins = ins.chain([grad_scale, apply]).collect();
-                results.push(emit_update(b, &MOMENT_CODES, ins, attrs, codes)?);
-                let ins = vec![Some(scales), Some(new)];
-                results.push(emit_update(b, &REPLACE, ins, Attrs::new(), scales)?);
-            }
-            Ok(results)
         }
         Optimizer::Lion {
             beta1,

@@ -31,7 +31,6 @@ pub use scaling::scale_loss;
 
 use self::formulas::{Own, emit, prepare};
 use self::names::{ACCUMULATED, MASTER, emit_update, fail, input, named};
-use self::options::has_codes;
 use self::scaling::Scaling;
 use super::dce::dce;
 use super::rng_streams::seed_input;
@@ -140,9 +139,9 @@ impl Slices {
             Some(Optimizer::Adafactor(_) | Optimizer::Muon(_)) => {
                 refused("the optimizer reads whole rows or matrices of a parameter")
             }
-            Some(Optimizer::AdamW8bit { .. }) => {
-                refused("the states of the optimizer are codes of whole blocks of a parameter")
-            }
+            Some(Optimizer::AdamW {
+                eight_bits: true, ..
+            }) => refused("the states of the optimizer are codes of whole blocks of a parameter"),
             _ if options.stochastic_rounding => refused("a parameter is rounded as a whole"),
             _ => Ok(Some(Slices {
                 ranks: mesh.ranks,
@@ -218,11 +217,8 @@ pub fn add_updates(
     // States and outputs follow the order of the gradients, updates the order in which they can run.
     let mut states = BTreeMap::new();
     for ((parameter, _), decays) in reached.iter().zip(decays(graph, &reached, options)?) {
-        let fits = match optimizer {
-            Optimizer::AdamW8bit { .. } => has_codes(graph.ty(*parameter)),
-            _ => muon::takes(graph, *parameter),
-        };
-        let own = optimizer.of(fits, decays);
+        let is_for_muon = muon::takes(graph, *parameter);
+        let own = optimizer.of(graph.ty(*parameter), is_for_muon, decays);
         states.insert(
             *parameter,
             add_states(graph, *parameter, (options, slices), own)?,

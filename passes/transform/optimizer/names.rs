@@ -14,9 +14,9 @@ pub const MOMENTUM: &str = ".momentum";
 pub const EXP_AVG: &str = ".exp_avg";
 /// Suffix of a mean of squared gradients.
 pub const EXP_AVG_SQ: &str = ".exp_avg_sq";
-/// Suffix of the scales of a mean of gradients in codes of eight bits.
+/// Suffix of the block scales of an 8-bit mean of gradients.
 pub const EXP_AVG_SCALES: &str = ".exp_avg_absmax";
-/// Suffix of the scales of a mean of squared gradients in codes of eight bits.
+/// Suffix of the block scales of an 8-bit mean of squared gradients.
 pub const EXP_AVG_SQ_SCALES: &str = ".exp_avg_sq_absmax";
 /// Suffix of a mean of squared gradients of rows.
 pub const ROW_VAR: &str = ".row_var";

@@ -138,17 +138,8 @@ pub enum Optimizer {
         eps: f32,
         /// Factor of the learning rate by which a parameter shrinks in each step.
         weight_decay: f32,
-    },
-    /// AdamW with states in codes of eight bits, of parameters that are large enough.
-    AdamW8bit {
-        /// Decay of the mean of gradients.
-        beta1: f32,
-        /// Decay of the mean of squared gradients.
-        beta2: f32,
-        /// Added to the root of the mean of squares.
-        eps: f32,
-        /// Factor of the learning rate by which a parameter shrinks in each step.
-        weight_decay: f32,
+        /// Whether states are 8-bit codes, for parameters that are large enough.
+        eight_bits: bool,
     },
     /// Steps of one size in the direction of the signs of a mean.
     Lion {
@@ -201,12 +192,17 @@ pub struct Muon {
 
 impl Optimizer {
     /// AdamW with PyTorch's defaults.
-    pub const ADAMW: Optimizer = Optimizer::AdamW {
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.01,
-    };
+    pub const ADAMW: Optimizer = Optimizer::adamw(false);
+
+    const fn adamw(eight_bits: bool) -> Optimizer {
+        Optimizer::AdamW {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            eight_bits,
+        }
+    }
 
     /// Parses the name of an optimizer, perhaps with settings: `adamw:beta1=0.9,eps=1e-8`. A setting that is not given has
     /// the default of PyTorch, or of the publication.
@@ -224,12 +220,7 @@ impl Optimizer {
                 nesterov: false,
             },
             "adamw" => Optimizer::ADAMW,
-            "adamw8bit" => Optimizer::AdamW8bit {
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: 0.01,
-            },
+            "adamw8bit" => Optimizer::adamw(true),
             "lion" => Optimizer::Lion {
                 beta1: 0.9,
                 beta2: 0.99,
@@ -304,30 +295,20 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Returns the optimizer of a parameter whose weight decays or does not: AdamW for a parameter that does not fit Muon or
-    /// states of eight bits.
-    pub(super) fn of(mut self, fits: bool, decays: bool) -> Optimizer {
-        if let Optimizer::Muon(Muon {
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-            ..
-        })
-        | Optimizer::AdamW8bit {
-            beta1,
-            beta2,
-            eps,
-            weight_decay,
-        } = self
-            && !fits
-        {
-            self = Optimizer::AdamW {
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-            };
+    /// Returns the optimizer of a parameter of type `ty` that Muon takes or does not, and whose weight decays or does not.
+    pub(super) fn of(mut self, ty: &Ty, is_for_muon: bool, decays: bool) -> Optimizer {
+        match &mut self {
+            Optimizer::AdamW { eight_bits, .. } => *eight_bits &= may_have_codes(ty),
+            Optimizer::Muon(settings) if !is_for_muon => {
+                self = Optimizer::AdamW {
+                    beta1: settings.beta1,
+                    beta2: settings.beta2,
+                    eps: settings.eps,
+                    weight_decay: settings.weight_decay,
+                    eight_bits: false,
+                };
+            }
+            _ => {}
         }
         let mut numbers = self.numbers().into_iter();
         if let Some((_, decay)) = numbers.find(|(word, _)| *word == WEIGHT_DECAY && !decays) {
@@ -354,12 +335,7 @@ impl Optimizer {
                 beta2,
                 eps,
                 weight_decay,
-            }
-            | Optimizer::AdamW8bit {
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
+                ..
             } => vec![
                 (BETA1, beta1),
                 (BETA2, beta2),
@@ -396,10 +372,9 @@ impl Optimizer {
                 ("nesterov", &mut settings.nesterov),
                 ("match_rms_adamw", &mut settings.match_rms_adamw),
             ],
-            Optimizer::AdamW { .. }
-            | Optimizer::AdamW8bit { .. }
-            | Optimizer::Lion { .. }
-            | Optimizer::Adafactor(_) => Vec::new(),
+            Optimizer::AdamW { .. } | Optimizer::Lion { .. } | Optimizer::Adafactor(_) => {
+                Vec::new()
+            }
         }
     }
 
@@ -418,8 +393,10 @@ impl Optimizer {
         match self {
             Optimizer::Sgd { momentum: 0.0, .. } => Vec::new(),
             Optimizer::Sgd { .. } | Optimizer::Muon(_) => alike(&[MOMENTUM]),
-            Optimizer::AdamW { .. } => alike(&[EXP_AVG, EXP_AVG_SQ]),
-            Optimizer::AdamW8bit { .. } => {
+            Optimizer::AdamW {
+                eight_bits: false, ..
+            } => alike(&[EXP_AVG, EXP_AVG_SQ]),
+            Optimizer::AdamW { .. } => {
                 let elements = ty.elements();
                 let codes = Ty::new(DType::U8, [elements.clone()]);
                 let scales = Ty::new(DType::F32, [blocks_of(&elements)]);
@@ -444,10 +421,7 @@ impl Optimizer {
                 ..
             } => *momentum != 0.0 && *dampening != 0.0,
             Optimizer::Lion { .. } => false,
-            Optimizer::AdamW { .. }
-            | Optimizer::AdamW8bit { .. }
-            | Optimizer::Adafactor(_)
-            | Optimizer::Muon(_) => true,
+            Optimizer::AdamW { .. } | Optimizer::Adafactor(_) | Optimizer::Muon(_) => true,
         }
     }
 }
@@ -456,8 +430,10 @@ impl Optimizer {
     fn name(&self) -> &'static str {
         match self {
             Optimizer::Sgd { .. } => "sgd",
+            Optimizer::AdamW {
+                eight_bits: true, ..
+            } => "adamw8bit",
             Optimizer::AdamW { .. } => "adamw",
-            Optimizer::AdamW8bit { .. } => "adamw8bit",
             Optimizer::Lion { .. } => "lion",
             Optimizer::Adafactor(_) => "adafactor",
             Optimizer::Muon(_) => "muon",
@@ -481,11 +457,11 @@ impl fmt::Display for Optimizer {
     }
 }
 
-/// The fewest elements of a parameter whose states are codes of eight bits, as bitsandbytes' `min_8bit_size`.
+/// The fewest elements of a parameter whose states are 8-bit codes, as bitsandbytes' `min_8bit_size`.
 const LEAST_WITH_CODES: i64 = 4096;
 
-/// Returns true for a parameter whose states can be codes of eight bits.
-pub(super) fn has_codes(ty: &Ty) -> bool {
+/// Returns true for a parameter whose states may be 8-bit codes.
+fn may_have_codes(ty: &Ty) -> bool {
     let elements = ty.elements().as_const();
     elements.is_some_and(|n| n >= LEAST_WITH_CODES) && compute_type(ty.dtype) == DType::F32
 }

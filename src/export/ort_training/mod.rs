@@ -13,6 +13,7 @@ mod checkpoint;
 
 use crate::emit::file::Batch;
 use crate::emit::onnx::{Weights, package_up_to};
+use crate::emit::save::encoded;
 use crate::export::weights;
 use crate::forward::{forward, loss};
 use crate::frontend::file::io_error;
@@ -21,8 +22,8 @@ use crate::frontend::load;
 use crate::onnx::messages::{attribute, opset_import};
 use crate::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::onnx::proto::{
-    GraphProto, MAX_MODEL_BYTES, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
-    TypeProto, ValueInfoProto, type_proto,
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto, TypeProto,
+    ValueInfoProto, type_proto,
 };
 use crate::tensors::Tensors;
 use ckpt_passes::analysis::gradients::{has_backward, trained, updated};
@@ -33,7 +34,6 @@ use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
 use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::{Error, Result};
-use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -129,10 +129,7 @@ impl Artifacts {
     pub fn set(&mut self, values: &Tensors) -> Result<(usize, Vec<String>)> {
         let matched = weights::matched(&self.graph, values)?;
         if matched.given.is_empty() && !values.is_empty() {
-            let what = "no tensor has the name of a weight of the model";
-            return Err(
-                Error::usage("weights", what).help("`ckpt-opt inspect MODEL` lists the parameters")
-            );
+            return Err(weights::none_matched());
         }
         let changed = matched.changed.len();
         for (id, new) in matched.changed {
@@ -196,6 +193,7 @@ fn update(optimizer: &Optimizer) -> Result<ModelProto> {
         beta2,
         eps,
         weight_decay,
+        eight_bits: false,
     } = *optimizer
     else {
         let what = "ONNX Runtime's training has no such optimizer";
@@ -348,15 +346,6 @@ fn with_inputs(graph: &Graph, given: &BTreeSet<&str>) -> Result<ModelProto> {
         file.initializer.retain(|init| !given.contains(init.name()));
     }
     Ok(model)
-}
-
-fn encoded(model: &ModelProto) -> Result<Vec<u8>> {
-    let bytes = model.encoded_len() as u64;
-    if bytes > MAX_MODEL_BYTES {
-        let what = "the model would exceed the 2 GiB that an ONNX file can hold";
-        return Err(Error::model("format", what).found(format!("{bytes} bytes")));
-    }
-    Ok(model.encode_to_vec())
 }
 
 fn node<'a>(
