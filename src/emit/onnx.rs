@@ -56,7 +56,7 @@ impl Package {
         self.declare(graph, |id| trained.contains_key(&id));
     }
 
-    /// Lists those initializers of `graph` that `wanted` accepts among the inputs too.
+    /// Adds the initializers of `graph` that `wanted` accepts to the inputs.
     pub fn declare(&mut self, graph: &Graph, wanted: impl Fn(ValueId) -> bool) {
         let inits = graph.inits().map(|(id, _)| id);
         let inputs = inits.filter(|id| wanted(*id));

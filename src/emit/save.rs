@@ -137,8 +137,12 @@ fn place<'t>(
     Ok((weights, has_sidecar.then_some(sidecar_path)))
 }
 
-fn write(made: &Package, output: &Path, sidecar: Option<PathBuf>) -> Result<Vec<PathBuf>> {
-    let size_bytes = made.model.encoded_len() as u64;
+/// Returns the content of an ONNX file.
+///
+/// # Errors
+/// A model that exceeds what such a file can hold.
+pub fn encoded(model: &ModelProto) -> Result<Vec<u8>> {
+    let size_bytes = model.encoded_len() as u64;
     if size_bytes > MAX_MODEL_BYTES {
         return Err(Error::model(
             "format",
@@ -146,6 +150,11 @@ fn write(made: &Package, output: &Path, sidecar: Option<PathBuf>) -> Result<Vec<
         )
         .found(format!("{size_bytes} bytes without its weights' sidecar")));
     }
+    Ok(model.encode_to_vec())
+}
+
+fn write(made: &Package, output: &Path, sidecar: Option<PathBuf>) -> Result<Vec<PathBuf>> {
+    let encoded = encoded(&made.model)?;
     let mut batch = Batch::new();
     let mut written = Vec::new();
     if let Some(sidecar) = sidecar {
@@ -162,7 +171,6 @@ fn write(made: &Package, output: &Path, sidecar: Option<PathBuf>) -> Result<Vec<
         })?;
         written.push(sidecar);
     }
-    let encoded = made.model.encode_to_vec();
     batch.add(output, |out| out.write_all(&encoded))?;
     written.push(output.to_path_buf());
     batch.publish()?;

@@ -110,10 +110,7 @@ impl Export {
         let matched = weights::matched(&model.graph, &others)?;
         let adapters = merge::adapters(&model.graph, pairs, lora)?;
         if !trained.is_empty() && matched.given.len() + adapters.len() == 0 {
-            let what = "no tensor has the name of a weight of the model";
-            return Err(
-                Error::usage("weights", what).help("`ckpt-opt inspect MODEL` lists the parameters")
-            );
+            return Err(weights::none_matched());
         }
         let mut warnings = model.warnings;
         warnings.extend(matched.warnings);

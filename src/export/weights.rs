@@ -51,6 +51,12 @@ struct Named {
     transposed: bool,
 }
 
+/// The error for tensors of which none has the name of a weight.
+pub(super) fn none_matched() -> Box<Error> {
+    Error::usage("weights", "no tensor has the name of a weight of the model")
+        .help("`ckpt-opt inspect MODEL` lists the parameters")
+}
+
 /// Matches tensors to the initializers of a typed model.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use flatbuffers::{
 /// The version of the schema.
 const VERSION: i32 = 2;
 const IDENTIFIER: &str = "ODTC";
-/// The most bytes of parameters: offsets of a flatbuffer are 31 bits, and tables and names take some.
+/// The most bytes of parameters. A flatbuffer has 31-bit offsets, and tables and names need some of them.
 const MAX_BYTES: u64 = (1 << 31) - (1 << 24);
 
 /// Fields of `Checkpoint`.
