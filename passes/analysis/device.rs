@@ -62,7 +62,7 @@ pub struct Device {
     /// CPU all of whose cores compute.
     #[serde(default)]
     pub outside_busy_share: f64,
-    /// What a rank receives from all others together, in 10⁹ bytes a second.
+    /// How fast a rank receives from all others together, in 10⁹ bytes a second.
     #[serde(default = "link")]
     pub link_gigabytes_per_s: f64,
     /// Time until the first byte of an exchange arrives, in microseconds.

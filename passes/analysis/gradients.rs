@@ -105,7 +105,6 @@ fn updates(graph: &Graph) -> impl Iterator<Item = (ValueId, &Node)> {
 
 /// Returns the parameters that the graph updates, each with its gradient, in schedule order.
 pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
-    let shards = shards(graph);
     let gradient = |(old, node): (ValueId, &Node)| {
         let mut gradient = node.operand(1)?;
         // The gradient reaches the step through the updated state.
@@ -114,18 +113,17 @@ pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
         {
             gradient = from;
         }
-        let parameter = shards.get(&old).copied().unwrap_or(old);
+        let parameter = sharded_by(graph, old).unwrap_or(old);
         matches!(graph.value(parameter).def, Def::Init(_)).then_some((parameter, gradient))
     };
     updates(graph).filter_map(gradient).collect()
 }
 
-/// Returns the inputs that are a rank's slices of parameters, each with its parameter.
-pub fn shards(graph: &Graph) -> BTreeMap<ValueId, ValueId> {
-    let gathers = graph.nodes().map(|(_, node)| node);
-    let gathers = gathers.filter(|node| node.op == &ALL_GATHER && node.recompute_of.is_none());
-    let pair = |node: &Node| Some((node.operand(1)?, node.operand(0)?));
-    gathers.filter_map(pair).collect()
+/// Returns the parameter of which an input is the rank's slice, if it is one.
+fn sharded_by(graph: &Graph, slice: ValueId) -> Option<ValueId> {
+    let readers = graph.value(slice).uses().iter();
+    let mut gathers = readers.filter(|u| u.slot == 1 && graph.node(u.node).op == &ALL_GATHER);
+    gathers.find_map(|u| graph.node(u.node).operand(0))
 }
 
 /// Returns the update that makes a value, if one does.
@@ -155,7 +153,6 @@ pub enum Start {
 /// Returns what an input of [`states`] holds before the first step: a master weight is the parameter that is its rounding, and
 /// a shard the rank's slice of its parameter.
 pub fn start(graph: &Graph, state: ValueId) -> Start {
-    let shards = shards(graph);
     let later = |v: ValueId| {
         let mut uses = graph.value(v).uses().iter();
         let by = uses.find(|u| u.slot == 0 && graph.node(u.node).op.is_update());
@@ -165,11 +162,10 @@ pub fn start(graph: &Graph, state: ValueId) -> Start {
         let readers = graph.value(v).uses().iter().map(|u| graph.node(u.node));
         let is_rounding = |n: &&Node| n.op == &REPLACE || n.op == &GATHER_SLICES;
         let mut roundings = readers.filter(|n| is_rounding(n) && n.operand(1) == Some(v));
-        let of = |n: &Node| n.operand(0).map(|p| shards.get(&p).copied().unwrap_or(p));
+        let of = |n: &Node| n.operand(0).map(|p| sharded_by(graph, p).unwrap_or(p));
         roundings.find_map(|n| of(n).filter(|p| matches!(graph.value(*p).def, Def::Init(_))))
     };
-    let own = shards.get(&state).copied();
-    let parameter = own.or_else(|| later(state).and_then(rounded));
+    let parameter = sharded_by(graph, state).or_else(|| later(state).and_then(rounded));
     parameter.map_or(Start::Zeros, Start::Widened)
 }
 

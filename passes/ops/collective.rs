@@ -8,7 +8,8 @@
 //! same bits on all ranks, whether it is whole or in slices, and they are those of gradients that one process adds up. 16-bit
 //! operands are rounded before that.
 //!
-//! All ranks run the same collectives in the same order. They are never recomputed, moved or left out.
+//! All ranks run the same collectives in the same order. They are never recomputed, moved or left out; only [`ALL_GATHER`], which
+//! changes nothing, may be repeated.
 //!
 //! A sum may run beside the nodes after it: a `Start` node begins it, and what it makes is not to be read until `Wait`. Sums that
 //! are begun one after the other are exchanged together, once they have `bucket` bytes or one of them is waited for.
@@ -173,19 +174,9 @@ pub static GATHER_SLICES: OpDef = OpDef {
     ins: slots!["parameter", "slice"],
     outs: slots!["updated"],
     infer: |cx| {
-        checked(cx)?;
-        let (tensor, slice) = (cx.ty(0)?, cx.ty(1)?);
-        let expected = slice_type(cx, tensor)?;
-        let is_alike =
-            slice.dtype.is_float() && compute_type(slice.dtype) == compute_type(expected.dtype);
-        let fits = is_alike && may_be_same(&slice.dims, &expected.dims);
-        match fits {
-            true => Ok(vec![tensor.clone()]),
-            false => Err(cx
-                .fail("type", "`slice` is not the slice of a rank")
-                .expected(expected.to_string())
-                .found(slice.to_string())),
-        }
+        let (whole, slice) = (cx.ty(0)?.dtype, cx.ty(1)?.dtype);
+        let is_alike = slice.is_float() && compute_type(slice) == compute_type(whole);
+        of_slice(cx, is_alike)
     },
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row("GatherSlices", OpClass::Update, Effect::Collective)
@@ -196,18 +187,7 @@ pub static GATHER_SLICES: OpDef = OpDef {
 pub static ALL_GATHER: OpDef = OpDef {
     ins: slots!["parameter", "slice"],
     outs: slots!["whole"],
-    infer: |cx| {
-        checked(cx)?;
-        let (whole, slice) = (cx.ty(0)?, cx.ty(1)?);
-        let expected = slice_type(cx, whole)?;
-        match slice.dtype == expected.dtype && may_be_same(&slice.dims, &expected.dims) {
-            true => Ok(vec![whole.clone()]),
-            false => Err(cx
-                .fail("type", "`slice` is not the slice of a rank")
-                .expected(expected.to_string())
-                .found(slice.to_string())),
-        }
-    },
+    infer: |cx| of_slice(cx, cx.ty(1)?.dtype == cx.ty(0)?.dtype),
     cost: |cx| cx.per_largest_operand(1),
     ..row("AllGather", OpClass::Exchange, Effect::Pure)
 };
@@ -240,6 +220,20 @@ fn checked(cx: &InferCx) -> Result<()> {
 fn slice_type(cx: &InferCx, of: &Ty) -> Result<Ty> {
     let ranks = Dim::from(cx.attrs.int(RANKS).max(1));
     Ok(Ty::new(of.dtype, [of.elements().ceil_div(&ranks)]))
+}
+
+/// Checks that operand 1 has the size of a rank's slice of operand 0, and a type that fits. Returns the type of operand 0.
+fn of_slice(cx: &InferCx, is_alike: bool) -> Result<Vec<Ty>> {
+    checked(cx)?;
+    let (whole, slice) = (cx.ty(0)?, cx.ty(1)?);
+    let expected = slice_type(cx, whole)?;
+    match is_alike && may_be_same(&slice.dims, &expected.dims) {
+        true => Ok(vec![whole.clone()]),
+        false => Err(cx
+            .fail("type", "`slice` is not the slice of a rank")
+            .expected(expected.to_string())
+            .found(slice.to_string())),
+    }
 }
 
 fn own_slice_type(cx: &InferCx) -> Result<Vec<Ty>> {

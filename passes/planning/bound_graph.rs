@@ -116,7 +116,7 @@ impl BoundGraph {
     }
 }
 
-/// Puts each node that gathers a parameter into the layer that reads it first.
+/// Assigns each node that gathers a parameter to the layer that reads the parameter first.
 fn place_gathers(graph: &Graph, layers: &mut Layers) {
     let mut later: SecondaryMap<ValueId, Option<usize>> =
         SecondaryMap::new(graph.value_bound(), None);

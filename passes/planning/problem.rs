@@ -137,7 +137,7 @@ impl GraphProblem {
     }
 }
 
-/// Returns the bytes of a tensor that a rank receives where each of them has a slice.
+/// Returns how many bytes of a tensor a rank receives if each rank has a slice of it.
 fn received(bytes: u64, exchange: &Node) -> u64 {
     let ranks = exchange.attrs.int(RANKS).unsigned_abs().max(1);
     bytes - bytes / ranks

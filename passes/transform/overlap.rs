@@ -18,10 +18,8 @@ use crate::ops::{Builder, EmitExt};
 enum Held {
     /// Nothing.
     No,
-    /// The bucket of that number is not exchanged yet.
-    Until(usize),
-    /// It reads something that is held.
-    Behind,
+    /// It is a sum whose bucket is not exchanged yet, or reads something that is held.
+    Yes,
     /// A `Wait`, which is not in the order yet.
     By(NodeId),
 }
@@ -29,10 +27,8 @@ enum Held {
 struct Order<'g> {
     graph: &'g Graph,
     held: SecondaryMap<ValueId, Held>,
-    /// The `Wait` of each sum.
-    waits: SecondaryMap<ValueId, Option<NodeId>>,
-    /// Sums of buckets that are not exchanged yet.
-    sums: Vec<(usize, ValueId)>,
+    /// Sums that are not exchanged yet, each with its bucket and its `Wait`.
+    sums: Vec<(usize, ValueId, NodeId)>,
     /// Nodes that read what is held.
     behind: Vec<NodeId>,
     order: Vec<NodeId>,
@@ -43,9 +39,9 @@ impl Order<'_> {
     fn add(&mut self, id: NodeId) {
         let node = self.graph.node(id);
         let mut operands = node.operands();
-        if operands.any(|v| matches!(self.held[v], Held::Until(_) | Held::Behind)) {
+        if operands.any(|v| self.held[v] == Held::Yes) {
             for out in &node.outs {
-                self.held[*out] = Held::Behind;
+                self.held[*out] = Held::Yes;
             }
             self.behind.push(id);
             return;
@@ -68,12 +64,14 @@ impl Order<'_> {
 
     /// Lets go of the buckets before the one of that number.
     fn release(&mut self, before: usize) {
-        for (bucket, sum) in std::mem::take(&mut self.sums) {
-            match (bucket < before, self.waits[sum]) {
-                (true, Some(wait)) => self.held[sum] = Held::By(wait),
-                _ => self.sums.push((bucket, sum)),
+        let held = &mut self.held;
+        self.sums.retain(|(bucket, sum, wait)| {
+            let stays = *bucket >= before;
+            if !stays {
+                held[*sum] = Held::By(*wait);
             }
-        }
+            stays
+        });
         for id in std::mem::take(&mut self.behind) {
             self.add(id);
         }
@@ -121,7 +119,6 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
     let mut next = Order {
         graph,
         held: SecondaryMap::new(graph.value_bound(), Held::No),
-        waits: SecondaryMap::new(graph.value_bound(), None),
         sums: Vec::new(),
         behind: Vec::new(),
         order: Vec::with_capacity(graph.order().len()),
@@ -133,9 +130,8 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
             continue;
         };
         next.add(start);
-        next.waits[done] = Some(wait);
-        next.held[done] = Held::Until(bucket);
-        next.sums.push((bucket, done));
+        next.held[done] = Held::Yes;
+        next.sums.push((bucket, done, wait));
         let ty = graph.ty(graph.node(start).ins[0].unwrap_or(done));
         let elements = ty.elements().as_const().unwrap_or(0).unsigned_abs();
         bytes += elements * ty.dtype.size_bytes();

@@ -30,7 +30,6 @@ use super::values::Values;
 use crate::place::Place;
 use crate::rng::Rng;
 use ckpt_passes::analysis::device::round_up;
-use ckpt_passes::analysis::gradients::shards;
 use ckpt_passes::analysis::liveness::Liveness;
 use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::error::Kind;
@@ -364,17 +363,15 @@ impl<'g> Program<'g> {
 
     /// Returns the shards by name, each with its parameter, the parameter's size and the ranks that have the others.
     pub(super) fn shards(&self) -> BTreeMap<String, (String, Vec<i64>, Group)> {
-        let found = shards(self.graph)
-            .into_iter()
-            .filter_map(|(shard, parameter)| {
-                let reader = self.graph.value(shard).uses().iter();
-                let mut reader = reader.map(|u| self.graph.node(u.node));
-                let attrs = &reader.find(|n| n.op == &ALL_GATHER)?.attrs;
-                let group = group(attrs.str(GROUP), attrs.int(RANKS)).ok()?;
-                let name = |id| self.graph.value(id).name.clone();
-                let dims = self.graph.ty(parameter).static_dims()?;
-                Some((name(shard), (name(parameter), dims, group)))
-            });
+        let nodes = self.graph.nodes().map(|(_, node)| node);
+        let gathers = nodes.filter(|node| node.op == &ALL_GATHER && node.recompute_of.is_none());
+        let found = gathers.filter_map(|node| {
+            let (parameter, shard) = (node.operand(0)?, node.operand(1)?);
+            let group = group(node.attrs.str(GROUP), node.attrs.int(RANKS)).ok()?;
+            let name = |id| self.graph.value(id).name.clone();
+            let dims = self.graph.ty(parameter).static_dims()?;
+            Some((name(shard), (name(parameter), dims, group)))
+        });
         found.collect()
     }
 
