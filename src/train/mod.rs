@@ -30,6 +30,7 @@ mod saver;
 pub mod schedule;
 #[cfg(feature = "torch")]
 mod slices;
+#[cfg(feature = "torch")]
 mod spans;
 #[cfg(feature = "torch")]
 pub mod trainer;

@@ -1,7 +1,7 @@
 //! Saves the state of training: a thread writes it from a copy, while the next steps run.
 //!
 //! The copy is made in pieces ([`pieces`]), and may take a share of the host's free memory. Where that is less than the
-//! state, the first pieces are on disk before the last ones are copied: a step waits for the difference only.
+//! state, the first pieces are on disk before the last ones are copied, and the next step waits for these.
 
 use super::checkpoint::{Checkpoints, Content, Manifest, Source};
 use super::pieces;

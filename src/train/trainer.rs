@@ -532,7 +532,6 @@ impl<'a> Run<'a> {
             if is_last || is_due(self.options.eval_every) {
                 let started = Instant::now();
                 metrics.eval_loss = self.evaluate(session).map_err(lost)?;
-                session.let_go();
                 self.spans.add(Span::Evaluate, step, started);
                 metrics.perplexity = metrics.eval_loss.map(f64::exp);
                 self.done.eval_loss = metrics.eval_loss.or(self.done.eval_loss);
@@ -732,6 +731,7 @@ impl<'a> Run<'a> {
         session.gather()?;
         let of_run = (self.options.seed, self.peers.as_ref());
         let loss = evaluate(session, forward, batches, of_run);
+        session.let_go();
         loss.map(Some).map_err(|e| self.with_checkpoint(e))
     }
 

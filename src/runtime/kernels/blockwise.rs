@@ -1,4 +1,4 @@
-//! AdamW with states of eight bits, some blocks of codes at a time.
+//! AdamW with 8-bit states, some blocks of codes at a time.
 
 use super::context::*;
 use super::optimizer::{
@@ -52,10 +52,6 @@ fn table(cx: &KernelCx, which: i64, count: i64, kind: Kind) -> Result<Tensor> {
     Ok(there)
 }
 
-fn flat(x: &Tensor) -> Result<Tensor> {
-    call("aten::view", args![x, &[-1]])
-}
-
 /// The gradient, which kernels read in the type that is computed in and in row-major order.
 struct Gradient {
     tensor: Tensor,
@@ -80,7 +76,7 @@ impl Gradient {
         let copies = !is_flat || g.kind() != wide || factor.is_some();
         let room = copies.then(|| empty(&[copied], wide, g.device()));
         Ok(Gradient {
-            tensor: if is_flat { flat(g)? } else { g.alias() },
+            tensor: if is_flat { as_vector(g)? } else { g.alias() },
             width,
             room: room.transpose()?,
             factor,
@@ -169,20 +165,11 @@ fn by_block(at: i64, [x, factors]: [&Tensor; 2]) -> Result<()> {
     Ok(())
 }
 
-/// The result of a kernel: what the first result overwrites, or a copy of `old`.
-fn copied_over(cx: &KernelCx, old: &Tensor) -> Result<Tensor> {
-    let out = cx.result_like(old)?;
-    if cx.overwrites.is_none() {
-        copy_into(&out, old)?;
-    }
-    Ok(out)
-}
-
 fn adamw_8bit(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let slots = &ADAMW_8BIT_SLOTS;
     let parameter = cx.x(0)?;
     let device = parameter.device();
-    let out = copied_over(cx, parameter)?;
+    let out = cx.result_from(parameter)?;
     let elements = out.numel() as i64;
     if elements == 0 {
         return Ok(vec![out]);
@@ -205,7 +192,7 @@ fn adamw_8bit(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if is_left_out(cx, slots, mask)? {
         return Ok(vec![out]);
     }
-    let to = flat(&out)?;
+    let to = as_vector(&out)?;
     for (at, n) in blocks(elements, most) {
         let [places, m, v] = [&rooms[0], &rooms[1], &rooms[2]].map(|room| narrow(room, 0, 0, n));
         let (places, m, v) = (places?, m?, v?);
@@ -239,7 +226,7 @@ fn adamw_8bit(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn moment_scales(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let slots = &MOMENT_SCALES_SLOTS;
     let old = cx.x(1)?;
-    let out = copied_over(cx, old)?;
+    let out = cx.result_from(old)?;
     let state = State::of(cx, [0, 1])?;
     let elements = state.codes.numel() as i64;
     if elements == 0 {
@@ -277,7 +264,7 @@ fn moment_codes(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let slots = &MOMENT_CODES_SLOTS;
     let old = cx.x(0)?;
     let device = old.device();
-    let out = copied_over(cx, old)?;
+    let out = cx.result_from(old)?;
     let elements = out.numel() as i64;
     if elements == 0 {
         return Ok(vec![out]);

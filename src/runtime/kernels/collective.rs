@@ -21,23 +21,8 @@ fn group_of(cx: &KernelCx) -> Result<Group> {
     group(cx.attrs.str(GROUP), cx.attrs.int(RANKS))
 }
 
-/// A view of a row-major tensor as a vector.
-fn flat(x: &Tensor) -> Result<Tensor> {
-    strided(x, &[x.numel() as i64], &[1])
-}
-
-/// Returns a copy of the operand, which the sum may overwrite, or the operand where that is what the result overwrites.
-fn own_copy(cx: &KernelCx) -> Result<Tensor> {
-    let x = cx.x(0)?;
-    let out = cx.result_like(x)?;
-    if cx.overwrites.is_none() {
-        copy_into(&out, x)?;
-    }
-    Ok(out)
-}
-
 fn all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (out, group) = (own_copy(cx)?, group_of(cx)?);
+    let (out, group) = (cx.result_from(cx.x(0)?)?, group_of(cx)?);
     if group.ranks > 1 {
         group.add_up(Group::next_tag(), std::slice::from_ref(&out), None)?;
     }
@@ -45,7 +30,7 @@ fn all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
 }
 
 fn start_all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (out, group) = (own_copy(cx)?, group_of(cx)?);
+    let (out, group) = (cx.result_from(cx.x(0)?)?, group_of(cx)?);
     pending_sums::begin(&group, &out, None, bucket(cx))?;
     Ok(vec![out])
 }
@@ -59,28 +44,20 @@ fn reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if group.ranks == 1 || group.is_alone() {
         return own_slice(cx);
     }
-    let out = empty(
-        &[slice_size(x.numel() as i64, group.ranks)],
-        x.kind(),
-        x.device(),
-    )?;
-    let tensors = [dense(x)?];
-    let slices = [out.shallow_clone()];
-    group.add_up(Group::next_tag(), &tensors, Some(&slices))?;
-    Ok(vec![out])
+    let size = slice_size(x.numel() as i64, group.ranks);
+    let out = [empty(&[size], x.kind(), x.device())?];
+    group.add_up(Group::next_tag(), &[dense(x)?], Some(&out))?;
+    Ok(out.into())
 }
 
 fn start_reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, group) = (cx.x(0)?, group_of(cx)?);
     let elements = x.numel() as i64;
-    let lent = match x.is_contiguous() {
-        true => x.shallow_clone(),
-        false => dense(x)?,
-    };
+    let lent = dense(x)?;
     let out = empty(&[slice_size(elements, group.ranks)], x.kind(), x.device())?;
     if group.ranks == 1 || group.is_alone() {
         let (from, own) = slice_of(elements, group.ranks, group.rank);
-        fill_slice(&out, &narrow(&flat(&lent)?, 0, from, own)?)?;
+        fill_slice(&out, &narrow(&as_vector(&lent)?, 0, from, own)?)?;
     }
     pending_sums::begin(&group, &lent, Some(&out), bucket(cx))?;
     Ok(vec![out, lent])
@@ -108,13 +85,20 @@ pub fn gathered(group: &Group, slice: &Tensor, dims: &[i64]) -> Result<Tensor> {
     if group.is_alone() {
         zero(&out)?;
     }
-    let whole = flat(&out)?;
-    let (from, own) = slice_of(out.numel() as i64, group.ranks, group.rank);
-    copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
-    if group.ranks > 1 && out.numel() > 0 {
-        group.gather(&whole)?;
-    }
+    gather_into(&out, slice, group)?;
     Ok(out)
+}
+
+/// Writes a rank's slice to its place in the whole tensor, and fills the places of the others with theirs.
+fn gather_into(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
+    let elements = whole.numel() as i64;
+    let whole = as_vector(whole)?;
+    let (from, own) = slice_of(elements, group.ranks, group.rank);
+    copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
+    match group.ranks > 1 && elements > 0 {
+        true => group.gather(&whole),
+        false => Ok(()),
+    }
 }
 
 fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -122,7 +106,7 @@ fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let elements = x.numel() as i64;
     let out = empty(&[slice_size(elements, group.ranks)], x.kind(), x.device())?;
     let (from, own) = slice_of(elements, group.ranks, group.rank);
-    fill_slice(&out, &narrow(&flat(&dense(x)?)?, 0, from, own)?)?;
+    fill_slice(&out, &narrow(&as_vector(&dense(x)?)?, 0, from, own)?)?;
     Ok(vec![out])
 }
 
@@ -142,11 +126,6 @@ fn gather_slices(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if group.is_alone() && cx.overwrites.is_none() {
         copy_into(&out, old)?;
     }
-    let whole = flat(&out)?;
-    let (from, own) = slice_of(old.numel() as i64, group.ranks, group.rank);
-    copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
-    if group.ranks > 1 && old.numel() > 0 {
-        group.gather(&whole)?;
-    }
+    gather_into(&out, slice, &group)?;
     Ok(vec![out])
 }

@@ -153,6 +153,15 @@ impl KernelCx<'_> {
         self.result(&x.size(), x.kind(), x.device())
     }
 
+    /// Returns the result of a kernel that changes `x` in place: what it overwrites, or a copy of `x`.
+    pub fn result_from(&self, x: &Tensor) -> Result<Tensor> {
+        let out = self.result_like(x)?;
+        if self.overwrites.is_none() {
+            copy_into(&out, x)?;
+        }
+        Ok(out)
+    }
+
     /// Returns the slot of operand `i` in `known`.
     pub fn slot(&self, i: usize) -> Option<usize> {
         self.slots.get(i).copied().flatten()
@@ -322,6 +331,11 @@ pub fn copied_as(x: &Tensor, kind: Kind) -> Result<Tensor> {
     let out = empty_as(x, kind)?;
     copy_into(&out, x)?;
     Ok(out)
+}
+
+/// Returns the elements of a row-major tensor as a vector.
+pub fn as_vector(x: &Tensor) -> Result<Tensor> {
+    call("aten::view", args![x, &[-1]])
 }
 
 /// Returns the tensor itself if it is row-major, else a row-major copy. Rows declare the copy.
