@@ -352,6 +352,23 @@ fn signal(child: &Child, name: &str) {
     assert!(done.unwrap().success());
 }
 
+/// Sends a signal to one of two ranks. Returns how the other one ended, and how long that took.
+fn left_alone(ranks: [Child; 2], victim: usize, name: &str) -> (Output, Duration) {
+    let [first, second] = ranks;
+    let (mut lost, other) = match victim {
+        0 => (first, second),
+        _ => (second, first),
+    };
+    signal(&lost, name);
+    let since = Instant::now();
+    let left = ended(other);
+    let took = since.elapsed();
+    // One that was stopped stays so.
+    let _ = lost.kill();
+    let _ = lost.wait();
+    (left, took)
+}
+
 #[test]
 fn a_rank_that_is_killed_or_stopped_ends_the_others_in_time() {
     let dir = workplace();
@@ -372,16 +389,9 @@ fn a_rank_that_is_killed_or_stopped_ends_the_others_in_time() {
         let all = args("llama32.onnx", "even.safetensors", &out, &more);
         let store = dir.join(format!("store-{i}"));
         let store = [("CKPT_OPT_STORE", store.to_str().unwrap())];
-        let mut ranks = [0, 1].map(|n| Some(rank(dir, n, &all, &store)));
+        let ranks = [0, 1].map(|n| rank(dir, n, &all, &store));
         reaches(&dir.join(&out), 2 + 3 * i);
-        let mut lost = ranks[victim].take().unwrap();
-        signal(&lost, name);
-        let since = Instant::now();
-        let left = ended(ranks[1 - victim].take().unwrap());
-        let took = since.elapsed();
-        // One that was stopped stays so.
-        let _ = lost.kill();
-        let _ = lost.wait();
+        let (left, took) = left_alone(ranks, victim, name);
         let says = stderr(&left);
         assert_eq!(code(&left), 5, "{name} {victim}: {says}");
         assert!(took < Duration::from_secs(3 + 1), "{name}: {took:?}");
@@ -425,17 +435,11 @@ fn ranks_are_killed_and_stopped_at_random_moments() {
         let all = args("llama32.onnx", "even.safetensors", &out, &more);
         let store = dir.join(format!("store-{i}"));
         let store = [("CKPT_OPT_STORE", store.to_str().unwrap())];
-        let mut ranks = [0, 1].map(|n| Some(rank(dir, n, &all, &store)));
+        let ranks = [0, 1].map(|n| rank(dir, n, &all, &store));
         let (victim, name) = (below(2) as usize, ["KILL", "STOP"][below(2) as usize]);
         reaches(&dir.join(&out), 1 + below(3) as usize);
         std::thread::sleep(Duration::from_micros(below(300_000)));
-        let mut lost = ranks[victim].take().unwrap();
-        signal(&lost, name);
-        let since = Instant::now();
-        let left = ended(ranks[1 - victim].take().unwrap());
-        let took = since.elapsed();
-        let _ = lost.kill();
-        let _ = lost.wait();
+        let (left, took) = left_alone(ranks, victim, name);
         let what = format!("{i}: {name} {victim}, --shard {shard}");
         assert_eq!(code(&left), 5, "{what}: {}", stderr(&left));
         let most = Duration::from_secs(limit + 1);
