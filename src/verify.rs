@@ -418,7 +418,7 @@ fn decoded(name: &str, codes: &Tensor) -> Tensor {
     }
 }
 
-/// Returns true for the state of an optimizer in codes of eight bits.
+/// Returns true for an 8-bit state of an optimizer.
 fn is_codes(name: &str, tensor: &Tensor) -> bool {
     tensor.dtype == DType::U8 && name.ends_with(UPDATED)
 }

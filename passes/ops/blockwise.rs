@@ -1,10 +1,11 @@
-//! Steps of AdamW whose states are codes of eight bits (Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
-//! arXiv 2110.02861), as `bitsandbytes.optim.AdamW8bit` computes them.
+//! AdamW with 8-bit states (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861), as
+//! `bitsandbytes.optim.AdamW8bit` computes it.
 //!
 //! A state is a row-major vector of codes, and a float32 scale for each [`BLOCK`] of them: the largest magnitude in the
-//! block. A code stands for one of 256 numbers ([`numbers`]) times that scale. All rows read the codes and scales of the
-//! step before, and compute the state of this step from them in float32 (float64 for gradients in float64, which `verify` makes). So the parameter is updated by states that are not
-//! rounded yet. No row makes a whole state in float32: kernels work on [`elements_at_once`].
+//! block. A code stands for one of 256 numbers ([`numbers`]) times that scale. Each row reads the codes and scales of the
+//! step before and computes the state of this step from them, in float32. (Gradients in float64, which `verify` makes, are
+//! computed in float64.) So the parameter is updated before the state is rounded. No row makes a whole state in float32:
+//! kernels work on [`elements_at_once`].
 
 use super::names::*;
 use super::optimizer::*;

@@ -336,10 +336,8 @@ def own_plan(graph: dict[str, Any], peak: int) -> Row:
     }
 
 
-def work(name: str, peers: list[str], results: Path, graphs: Path | None, layers: int) -> None:
+def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> None:
     """Appends the rows of a model to the results; a model that cannot be traced is one row."""
-    global LAYERS
-    LAYERS = layers
     torch.set_num_threads(1)
     try:
         warm_up(peers)
@@ -451,8 +449,8 @@ def halved(rows: list[Row]) -> str:
     more = [row for row in own if row["ours_flops_pct"] > row["flops_pct"] / 2 + ROUNDING_PCT]
     proven = sum(row["ours_bound_pct"] > row["flops_pct"] / 2 for row in more)
     return (
-        f"At budgets of 0.25 and 0.1, ours adds at most half of the peer's FLOPs in {len(own) - len(more)} of {len(own)} rows. In "
-        f"{proven} of the others the bound is above half: no plan within the peer's peak adds so little."
+        f"At budgets of 0.25 and 0.1, our plan adds at most half of the FLOPs that the peer adds in {len(own) - len(more)} of "
+        f"{len(own)} rows. In {proven} of the other rows, our bound proves that no plan within the peer's peak adds so few."
     )
 
 
@@ -504,6 +502,7 @@ def picture(rows: list[Row]) -> str:
 
 
 def main() -> int:
+    global LAYERS
     arguments = options.with_binary(__doc__)
     arguments.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl", help="keep rows here")
     arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help="names")
@@ -514,6 +513,7 @@ def main() -> int:
     arguments.add_argument("--graphs", type=Path, metavar="DIR", help="keep cost graphs here")
     arguments.add_argument("--replan", action="store_true", help="plan rows again from the cost graphs of --graphs")
     given = arguments.parse_args()
+    LAYERS = given.layers
     os.environ["CKPT_OPT_BIN"] = str(given.ckpt_opt)
     if given.graphs:
         given.graphs.mkdir(parents=True, exist_ok=True)
@@ -530,7 +530,7 @@ def main() -> int:
     for name in given.model:
         if name in done:
             continue
-        process = fork.Process(target=work, args=(name, given.peer, given.results, given.graphs, given.layers))
+        process = fork.Process(target=work, args=(name, given.peer, given.results, given.graphs))
         process.start()
         process.join(60 * given.minutes)
         if process.is_alive():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 import types
 from pathlib import Path
@@ -29,7 +28,7 @@ def training_api() -> Any:
     """Returns `onnxruntime.training.api`. The package around it imports PyTorch, which a device does not need."""
     runtime = importlib.import_module("onnxruntime")
     package = types.ModuleType("onnxruntime.training")
-    package.__path__ = [os.path.join(os.path.dirname(str(runtime.__file__)), "training")]
+    package.__path__ = [str(Path(str(runtime.__file__)).parent / "training")]
     sys.modules[package.__name__] = package
     return importlib.import_module("onnxruntime.training.api")
 

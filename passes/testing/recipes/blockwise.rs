@@ -1,4 +1,4 @@
-//! Calls of steps of AdamW with states of eight bits.
+//! Calls of AdamW with 8-bit states.
 
 use super::call::In::{Bools, Bytes, Int, Not, Real, Scalar, Scales};
 use super::call::Set::{F, I};

@@ -30,7 +30,7 @@ pub struct ConvertArgs {
     /// training loads). The first two merge adapters
     #[arg(long, value_name = "FORM", value_parser = by(Target::parse))]
     pub to: Target,
-    /// Write to this file, or for peft and ort-training to this folder
+    /// The file to write; for peft and ort-training, the folder
     #[arg(short, long, value_name = "OUT", help_heading = "Output")]
     pub output: PathBuf,
     /// How the adapters were added, as in training, where WEIGHTS does not tell
