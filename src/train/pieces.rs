@@ -1,5 +1,6 @@
 //! A queue of bytes between a thread that copies and one that writes, of a limited size.
 
+use rayon::prelude::*;
 use std::io::{self, ErrorKind, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
@@ -27,10 +28,13 @@ pub fn queue(sizes: &[usize], limit_bytes: u64) -> (Pieces, Wanted, bool) {
 }
 
 impl Pieces {
-    /// Copies bytes into the queue. Waits while it is full. Returns false if the other end is gone.
+    /// Copies bytes into the queue, a piece on each processor. Waits while it is full. Returns false if the other end is gone.
     pub fn send(&self, bytes: &[u8]) -> bool {
-        let mut pieces = bytes.chunks(PIECE_BYTES);
-        pieces.all(|piece| self.0.send(piece.to_vec()).is_ok())
+        let mut groups = bytes.chunks(PIECE_BYTES * rayon::current_num_threads());
+        groups.all(|group| {
+            let pieces: Vec<_> = group.par_chunks(PIECE_BYTES).map(<[u8]>::to_vec).collect();
+            pieces.into_iter().all(|piece| self.0.send(piece).is_ok())
+        })
     }
 }
 

@@ -1,11 +1,12 @@
 """Measures how a run of `train` on a model of a billion parameters starts: seconds and resident memory against the prediction.
 
-    python tools training_start --ckpt-opt BINARY [--layers 28] [--steps 2]
+    python tools training_start --ckpt-opt BINARY [--layers 28] [--steps 12]
 
 The model is made in a temporary folder: a table of 32000 × 2048 and layers of two matrices (2048 × 8192) of random numbers, with
 its weights in a file beside it (4 GB). SGD updates each parameter as soon as its gradient is complete, so the peak is little
 more than the parameters. Printed are the seconds from the start of the process to the first step, the growth of the
-process's own memory until the last step ends, the predicted peak, and what steps waited for data and checkpoints.
+process's own memory until the first checkpoint, the predicted peak, and what steps waited for data and checkpoints. One checkpoint is saved
+halfway, beside the steps after it, and one after the last step. All needs three times the weights on the disk (12 GB).
 """
 
 from __future__ import annotations
@@ -80,15 +81,16 @@ def own_bytes(process: int) -> int:
 
 def main() -> int:
     parser = options.with_binary(__doc__)
-    options.add_counts(parser, layers=28, steps=2)
+    options.add_counts(parser, layers=28, steps=12)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = write(folder, asked.layers)
+        half = asked.steps // 2
         command = [
             str(asked.ckpt_opt), "train", "model.onnx", "--loss", "causal-lm", "--data", "tokens.bin", "--dim", "batch=1",
             "--dim", f"seq={SEQUENCE}", "--policy", "full", "--optimizer", "sgd", "--lr", "1e-9", "--out", "out",
-            "--steps", str(asked.steps), "--save-every", "1000", "--trace", "trace.json", "--format", "json",
+            "--steps", str(asked.steps), "--save-every", str(half), "--trace", "trace.json", "--format", "json",
         ]  # fmt: skip
         begun, most, base = time.monotonic(), 0, 0
         first = None
@@ -96,8 +98,8 @@ def main() -> int:
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
             while run.poll() is None:
                 lines = metrics.read_text().count("\n") if metrics.exists() else 0
-                # What is copied for the checkpoint after the last step is no part of a step.
-                if lines < asked.steps:
+                # What is copied for a checkpoint is no part of a step.
+                if lines < half:
                     most = max(most, own_bytes(run.pid))
                 if metrics.exists():
                     first = first or time.monotonic() - begun
@@ -115,5 +117,6 @@ def main() -> int:
         print(f"own memory {most - base} bytes above that before the weights were copied, {predicted} predicted")
         print(f"peak {report['peak_bytes']} measured, {predicted} predicted")
         print(f"waited {100 * report['data_seconds'] / report['seconds']:.3f} % of {report['seconds']:.1f} s for data")
-        print(f"waited {sum(saves) / 1e6:.2f} s for {len(saves)} checkpoints of {4 * count / 1e9:.2f} GB")
+        for which, waited in zip(("halfway", "at the end"), saves, strict=False):
+            print(f"waited {waited / 1e6:.2f} s for the checkpoint {which}: {waited / 1e6 / (4 * count / 1e9):.2f} s per GB")
     return 0 if report["peak_bytes"] == predicted else 1
