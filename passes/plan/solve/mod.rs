@@ -9,7 +9,7 @@
 //! - Small problems are solved exactly ([`exact`]).
 //!
 //! [`bound`] proves a lower bound, and the search stops when the plan meets it. Where the gap stays wide, [`multi_cut_bound`]
-//! proves a better one. [`steps`] tries smaller budgets, [`reorder`] other orders of first runs, and [`moving`] bounds schedules
+//! and [`interval_bound`] prove better ones. [`steps`] tries smaller budgets, [`reorder`] other orders of first runs, and [`moving`] bounds schedules
 //! that may offload. `expanded` is the form in which the solver sees offloading.
 //!
 //! Work is counted in units, never in seconds, and nothing depends on threads: the same query gives the same plan.
@@ -23,6 +23,8 @@ pub(crate) mod expanded;
 pub mod flow;
 pub mod given;
 pub mod incremental_liveness;
+pub mod interval_bound;
+pub mod linear_program;
 pub mod local_search;
 pub mod min_peak;
 pub mod moving;

@@ -4,6 +4,7 @@ use super::answer::{Query, Solution};
 use super::bound;
 use super::compact::Dag;
 use super::incremental_liveness::Ledger;
+use super::interval_bound;
 use super::local_search::{FAR_GAP, Search};
 use super::min_peak::{MinPeak, min_peak};
 use super::multi_cut_bound;
@@ -182,11 +183,21 @@ impl<'a> Question<'a> {
             return 0;
         }
         let mut units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
-        if (above - price) as f64 > FAR_GAP * dag.total_price as f64 {
+        let is_far = |price: i64| (above - price) as f64 > FAR_GAP * dag.total_price as f64;
+        if is_far(price) {
             units *= 2;
         }
-        multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut Work::new(units))
-            .unwrap_or(0)
+        let mut work = Work::new(units);
+        let several =
+            multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut work).unwrap_or(0);
+        if !is_far(several) {
+            return several;
+        }
+        let units = INTERVAL_UNITS.min(INTERVAL_UNITS_AN_OP * dag.ops() as u64);
+        let mut work = Work::new(units);
+        several.max(interval_bound::intervals(
+            dag, cap, &dag.price, above, &mut work,
+        ))
     }
 }
 
@@ -213,6 +224,9 @@ pub fn next_multiple(x: f64, step: u64) -> f64 {
 
 /// Work of the bound of several positions; twice that where the gap is above [`FAR_GAP`].
 const JOINT_UNITS: u64 = 80_000_000;
+/// Most work of the bound of intervals, which is asked where the gap is above [`FAR_GAP`]; on small problems so much for each op.
+const INTERVAL_UNITS: u64 = 800_000_000;
+const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
 /// Additional units of work of the bound of several positions, for each op of the reduced problem.
 pub const JOINT_UNITS_AN_OP: u64 = 3_000;
 

@@ -10,7 +10,7 @@ use super::min_peak::min_peak;
 use super::question::{Question, next_multiple};
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Effort, Random, Work};
-use super::{bound, frontier, multi_cut_bound, solve};
+use super::{bound, frontier, interval_bound, multi_cut_bound, solve};
 use crate::constraint::{Constraint, first_violation};
 use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
@@ -164,7 +164,7 @@ fn cuts_are_the_best_choice_at_their_price() {
 #[test]
 fn plans_fit_bounds_hold_and_small_problems_are_solved() {
     let mut r = Random::new(5);
-    let (mut feasible, mut equal, mut searched, mut joined) = (0, 0, 0, 0);
+    let (mut feasible, mut equal, mut searched, mut joined, mut counted) = (0, 0, 0, 0, 0);
     for n in 0..300 {
         let p = random_problem(&mut r, 4 + n % 6);
         let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
@@ -208,6 +208,13 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
             assert!(lower <= best.cost + 1e-9, "{lower} {}", best.cost);
         }
         joined += (lower < before.cost + several as f64 * dag.unit - 1e-6) as usize;
+        // Not limited by the cost of the best plan, so that a bound above it shows.
+        let mut work = Work::new(600_000);
+        let far = above + 2 * dag.total_price;
+        let repeated = interval_bound::intervals(&dag, cap as i64, &dag.price, far, &mut work);
+        let lower = before.cost + repeated as f64 * dag.unit;
+        assert!(lower <= best.cost + 1e-9, "{n}: {lower} {}", best.cost);
+        counted += (repeated > several + dag.total_price / 1000) as usize;
         // The search alone, without the exact part.
         let mut work = Work::new(200_000);
         if let Some(made) = Search::new(&dag, cap as i64, &mut work).approximate(&[]) {
@@ -221,7 +228,10 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
             equal += (made.cost == best.cost) as usize;
         }
     }
-    assert!(feasible > 100 && joined > 5, "{feasible} {joined}");
+    assert!(
+        feasible > 100 && joined > 5 && counted > 5,
+        "{feasible} {joined} {counted}"
+    );
     assert!(
         20 * searched >= 19 * feasible && 10 * equal >= 9 * searched,
         "{feasible} {searched} {equal}"

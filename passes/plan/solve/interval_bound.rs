@@ -1,0 +1,224 @@
+//! A lower bound that counts an op once for each time that it must run again.
+//!
+//! [`super::multi_cut_bound`] pays an op once, however often it runs again. Here positions p₁ < p₂ < … of the given order divide a
+//! schedule into windows. `A_k(v)` means that value v stays at p_k, and `R_kl(o)` that op o, which has run by p_k, runs
+//! again between p_k and p_l. For each pair k < l, and for the end of the schedule as l:
+//!
+//! - an operand that a first run between p_k and p_l reads was resident at p_k, or its maker runs again between them;
+//! - so was what stays at p_l, and what an op reads that runs again between them;
+//! - `R_kl(o)` is at most the sum of the `R_j,j+1(o)` of the windows between p_k and p_l, and these are paid.
+//!
+//! What stays at p_k fits beside the op that runs there. A linear program with all variables between 0 and 1 bounds the cost.
+//! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one.
+
+use super::compact::{Dag, NONE};
+use super::linear_program::LinearProgram;
+use super::simulate::Simulation;
+use super::work::Work;
+
+/// Stretches of full steps, each of which gives up to two positions, and most positions whose pairs all count.
+const STRETCHES: usize = 12;
+const MOST_POSITIONS: usize = 8;
+
+/// Most ops at all positions together; large graphs get fewer positions.
+const MOST_OPS: usize = 6_000;
+
+/// The share of the work that finds which positions matter.
+const CHOICE_SHARE: u64 = 6;
+
+/// What the program says of a value at a position.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// Not made yet.
+    Absent,
+    /// Operand or result of the op at the position.
+    Pinned,
+    /// The variable of its residency.
+    Choice(u32),
+}
+
+struct Program<'a> {
+    dag: &'a Dag,
+    weight: &'a [i64],
+    program: LinearProgram,
+    positions: &'a [usize],
+    states: Vec<Vec<State>>,
+    /// For each window, the variable of each op that may run again there; [`NONE`] without one.
+    windows: Vec<Vec<u32>>,
+}
+
+impl<'a> Program<'a> {
+    /// `positions` ascend.
+    fn new(dag: &'a Dag, cap: i64, weight: &'a [i64], positions: &'a [usize]) -> Program<'a> {
+        let mut program = LinearProgram::default();
+        let mut states = Vec::new();
+        for step in positions {
+            let op = *step as u32;
+            let made = |v: u32| dag.maker[v as usize] == NONE || dag.maker[v as usize] <= op;
+            let mut at: Vec<State> = (0..dag.values() as u32)
+                .map(|v| match made(v) {
+                    true => State::Choice(program.variable(0.0)),
+                    false => State::Absent,
+                })
+                .collect();
+            // A sole operand that the op can write over stays only if there is room for it beside the result.
+            let over = dag.in_place_operands(op);
+            for v in dag.ins(op).iter().chain(dag.outs(op)) {
+                if over != [*v] {
+                    at[*v as usize] = State::Pinned;
+                }
+            }
+            let share = |bytes: i64| bytes as f64 / cap.max(1) as f64;
+            let terms = at.iter().zip(&dag.size).filter_map(|(state, size)| {
+                let State::Choice(x) = state else { return None };
+                Some((*x, -share(*size)))
+            });
+            program.at_least(share(dag.least_bytes(op)) - 1.0, terms);
+            states.push(at);
+        }
+        let mut program = Program {
+            dag,
+            weight,
+            program,
+            positions,
+            states,
+            windows: Vec::new(),
+        };
+        for k in 0..positions.len() {
+            let window = program.between(k, k + 1, true);
+            program.windows.push(window);
+        }
+        program
+    }
+
+    /// Adds what position `k` and a later one, or the end, demand of each other. Returns the variables of ops that run again.
+    fn between(&mut self, k: usize, l: usize, is_paid: bool) -> Vec<u32> {
+        let dag = self.dag;
+        let mut runs = vec![NONE; dag.ops()];
+        let mut stack = Vec::new();
+        let from = self.positions[k];
+        let to = self.positions.get(l).copied();
+        let mut read = vec![false; dag.values()];
+        for o in from + 1..to.map_or(dag.ops(), |to| to + 1) {
+            for v in dag.ins(o as u32) {
+                read[*v as usize] = true;
+            }
+        }
+        for v in dag.outputs.iter().filter(|_| to.is_none()) {
+            read[*v as usize] = true;
+        }
+        for v in 0..dag.values() as u32 {
+            if read[v as usize] {
+                self.demand(k, v, None, is_paid, &mut runs, &mut stack);
+            } else if to.is_some()
+                && let State::Choice(x) = self.states[l][v as usize]
+            {
+                self.demand(k, v, Some(x), is_paid, &mut runs, &mut stack);
+            }
+        }
+        while let Some(o) = stack.pop() {
+            for v in dag.ins(o) {
+                let by = Some(runs[o as usize]);
+                self.demand(k, *v, by, is_paid, &mut runs, &mut stack);
+            }
+        }
+        runs
+    }
+
+    /// Demands that a value is resident at position `k` or made again after it; where `by` holds, if it is given.
+    fn demand(
+        &mut self,
+        k: usize,
+        v: u32,
+        by: Option<u32>,
+        is_paid: bool,
+        runs: &mut [u32],
+        stack: &mut Vec<u32>,
+    ) {
+        let State::Choice(stays) = self.states[k][v as usize] else {
+            return;
+        };
+        let again = self.dag.remaker(v).map(|o| {
+            let run = &mut runs[o as usize];
+            if *run == NONE {
+                let weight = self.weight[o as usize] as f64;
+                *run = self.program.variable(if is_paid { weight } else { 0.0 });
+                stack.push(o);
+            }
+            *run
+        });
+        let terms = [(Some(stays), 1.0), (again, 1.0), (by, -1.0)];
+        let terms = terms.into_iter().filter_map(|(x, c)| Some((x?, c)));
+        self.program
+            .at_least(f64::from(u8::from(by.is_none())), terms);
+    }
+
+    /// Adds the demands of a pair that spans several windows.
+    fn join(&mut self, k: usize, l: usize) {
+        let runs = self.between(k, l, false);
+        for (o, run) in runs.iter().enumerate().filter(|(_, run)| **run != NONE) {
+            let windows = self.windows[k..l].iter().map(|w| w[o]);
+            let paid = windows.filter(|x| *x != NONE).map(|x| (x, 1.0));
+            self.program
+                .at_least(0.0, paid.chain([(*run, -1.0)]).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Returns a bound in weight over the cost of running every op once; `above` is what a known plan weighs over that. At least 0.
+pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Work) -> i64 {
+    let mut positions = positions(dag, cap);
+    let most = (MOST_OPS / dag.ops().max(1)).clamp(2, MOST_POSITIONS);
+    if positions.is_empty() {
+        return 0;
+    }
+    let limit = work.limit;
+    let above = above as f64;
+    let mut best = 0.0f64;
+    if positions.len() > most {
+        // Those that matter most where each is joined with the end of the schedule. The first rows are the positions.
+        let mut program = Program::new(dag, cap, weight, &positions);
+        for k in 0..positions.len() - 1 {
+            program.join(k, positions.len());
+        }
+        work.limit = work.done + (limit - work.done) / CHOICE_SHARE;
+        let (bound, prices) = program.program.lower_bound(above, work);
+        best = best.max(bound);
+        let mut order: Vec<usize> = (0..positions.len()).collect();
+        order.sort_by(|a, b| prices[*b].total_cmp(&prices[*a]).then(a.cmp(b)));
+        order.truncate(most);
+        order.sort_unstable();
+        positions = order.into_iter().map(|k| positions[k]).collect();
+    }
+    work.limit = limit;
+    let mut program = Program::new(dag, cap, weight, &positions);
+    for k in 0..positions.len() {
+        for l in k + 2..=positions.len() {
+            program.join(k, l);
+        }
+    }
+    best = best.max(program.program.lower_bound(above, work).0);
+    (best.min(above) as i64 - 1).max(0)
+}
+
+/// Returns positions, ascending: of every stretch of full steps the one with the most resident and the one that takes the most by
+/// itself.
+fn positions(dag: &Dag, cap: i64) -> Vec<usize> {
+    let given: Vec<u32> = (0..dag.ops() as u32).collect();
+    let mut simulation = Simulation::default();
+    simulation.run(dag, &given);
+    let live = &simulation.live;
+    let full: Vec<usize> = (0..live.len()).filter(|t| live[*t] > cap).collect();
+    let mut positions = Vec::new();
+    for stretch in full.chunks(full.len().div_ceil(STRETCHES).max(1)) {
+        positions.extend(stretch.iter().max_by_key(|t| (live[**t], **t)));
+        positions.extend(
+            stretch
+                .iter()
+                .max_by_key(|t| (dag.least_bytes(**t as u32), **t)),
+        );
+    }
+    positions.sort_unstable();
+    positions.dedup();
+    positions
+}

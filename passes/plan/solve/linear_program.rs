@@ -1,0 +1,337 @@
+//! Lower bounds on linear programs: minimize cost · x, where rows demand `a · x ≥ b` and every variable lies between 0 and 1.
+//!
+//! The method is the primal-dual hybrid gradient method (Chambolle and Pock, "A First-Order Primal-Dual Algorithm for Convex
+//! Problems", 2011) with reflected Halpern steps, restarts and a weight that is adapted at them (Lu and Yang,
+//! "Restarted Halpern PDHG for Linear Programming", 2024). Any duals y ≥ 0 prove a bound, b · y plus what each variable
+//! can lower at most: converged or not, what is returned is a bound.
+
+use super::work::Work;
+
+/// A linear program with rows `a · x ≥ b` and variables between 0 and 1.
+#[derive(Default)]
+pub struct LinearProgram {
+    cost: Vec<f64>,
+    /// The row, the variable and the coefficient of each term, by row.
+    terms: Vec<(u32, u32, f64)>,
+    least: Vec<f64>,
+}
+
+/// Iterations between two looks at the bound.
+const LOOK: usize = 25;
+
+/// Length of a step, in what is the longest that surely converges.
+const LENGTH: f64 = 0.998;
+
+/// A restart follows when the fixed-point error fell to the first of these shares, or to the second and rises again,
+/// or when a run is as long as this share of all iterations.
+const ENOUGH: f64 = 0.2;
+const SOME: f64 = 0.8;
+const LONG: f64 = 0.36;
+
+/// Passes that even out rows and columns.
+const SCALINGS: usize = 10;
+
+/// Looks without a gain of this share of the bound before the program counts as solved.
+const IDLE_LOOKS: usize = 60;
+const GAIN: f64 = 5e-4;
+
+/// A sparse matrix by rows.
+struct Matrix {
+    start: Vec<u32>,
+    items: Vec<(u32, f64)>,
+}
+
+impl Matrix {
+    fn new(rows: usize, terms: impl Iterator<Item = (u32, u32, f64)> + Clone) -> Matrix {
+        let mut start = vec![0u32; rows + 1];
+        for (row, ..) in terms.clone() {
+            start[row as usize + 1] += 1;
+        }
+        for row in 0..rows {
+            start[row + 1] += start[row];
+        }
+        let mut next = start.clone();
+        let mut items = vec![(0, 0.0); start[rows] as usize];
+        for (row, column, value) in terms {
+            let at = &mut next[row as usize];
+            items[*at as usize] = (column, value);
+            *at += 1;
+        }
+        Matrix { start, items }
+    }
+
+    /// Returns the product of a row with a vector.
+    fn times(&self, row: usize, x: &[f64]) -> f64 {
+        let items = &self.items[self.start[row] as usize..self.start[row + 1] as usize];
+        items
+            .iter()
+            .map(|(at, value)| value * x[*at as usize])
+            .sum()
+    }
+}
+
+/// A point of the iteration, with the product of the transposed matrix and the duals.
+#[derive(Clone)]
+struct Point {
+    primal: Vec<f64>,
+    dual: Vec<f64>,
+    pull: Vec<f64>,
+}
+
+impl LinearProgram {
+    /// Adds a variable and returns it.
+    pub fn variable(&mut self, cost: f64) -> u32 {
+        self.cost.push(cost);
+        self.cost.len() as u32 - 1
+    }
+
+    /// Adds the demand that `terms` add up to at least `least`.
+    pub fn at_least(&mut self, least: f64, terms: impl IntoIterator<Item = (u32, f64)>) {
+        let row = self.least.len() as u32;
+        self.terms
+            .extend(terms.into_iter().map(|(x, c)| (row, x, c)));
+        self.least.push(least);
+    }
+
+    /// Returns a lower bound on the cost, at least 0, and the duals that prove it. Costs are not negative. Stops at a bound of
+    /// `enough`, when the work is spent or nothing is gained any more.
+    pub fn lower_bound(&self, enough: f64, work: &mut Work) -> (f64, Vec<f64>) {
+        let (rows, columns) = (self.least.len(), self.cost.len());
+        let unit = self.cost.iter().copied().fold(0.0, f64::max).max(1.0);
+        let (row_scale, column_scale) = self.scales();
+        let scaled = self.terms.iter().map(|(row, column, value)| {
+            let value = value * row_scale[*row as usize] * column_scale[*column as usize];
+            (*row, *column, value)
+        });
+        let by_row = Matrix::new(rows, scaled.clone());
+        let by_column = Matrix::new(columns, scaled.map(|(r, c, value)| (c, r, value)));
+        let least: Vec<f64> = self
+            .least
+            .iter()
+            .zip(&row_scale)
+            .map(|(b, s)| b * s)
+            .collect();
+        let cost: Vec<f64> = (self.cost.iter().zip(&column_scale))
+            .map(|(c, s)| c / unit * s)
+            .collect();
+        let upper: Vec<f64> = column_scale.iter().map(|s| 1.0 / s).collect();
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let mut weight = match (norm(&cost), norm(&least)) {
+            (cost, least) if cost > 0.0 && least > 0.0 => cost / least,
+            _ => 1.0,
+        };
+        let mut now = Point {
+            primal: vec![0.0; columns],
+            dual: vec![0.0; rows],
+            pull: vec![0.0; columns],
+        };
+        let (mut anchor, mut next) = (now.clone(), now.clone());
+        let mut best = (0.0, vec![0.0; rows]);
+        let (mut age, mut first, mut last) = (0usize, 0.0, f64::INFINITY);
+        let (mut idle, mut gained) = (0, 0.0);
+        let mut towards = vec![0.0; columns];
+        for round in 0.. {
+            for x in 0..columns {
+                let step = LENGTH / weight * (cost[x] - now.pull[x]);
+                next.primal[x] = (now.primal[x] - step).clamp(0.0, upper[x]);
+                towards[x] = 2.0 * next.primal[x] - now.primal[x];
+            }
+            for row in 0..rows {
+                let lack = least[row] - by_row.times(row, &towards);
+                next.dual[row] = (now.dual[row] + LENGTH * weight * lack).max(0.0);
+            }
+            for x in 0..columns {
+                next.pull[x] = by_column.times(x, &next.dual);
+            }
+            work.spend((by_row.items.len() + rows + columns) as u64);
+            if round % LOOK == 0 {
+                let value = dual_value(&next, &least, &cost, &upper);
+                if value > best.0 {
+                    best.0 = value;
+                    best.1.clone_from(&next.dual);
+                }
+                idle += 1;
+                if best.0 > gained * (1.0 + GAIN) {
+                    (idle, gained) = (0, best.0);
+                }
+                let is_solved = best.0 > 0.0 && idle > IDLE_LOOKS;
+                if work.spent() || is_solved || best.0 * unit >= enough {
+                    break;
+                }
+            }
+            let error = distance(&next, &now, weight);
+            if age == 0 {
+                first = error;
+            }
+            let is_less = error <= ENOUGH * first || (error <= SOME * first && error > last);
+            last = error;
+            if age > 5 && (is_less || age as f64 >= LONG * round as f64) {
+                let moved = |a: &[f64], b: &[f64]| -> f64 {
+                    a.iter()
+                        .zip(b)
+                        .map(|(a, b)| (a - b) * (a - b))
+                        .sum::<f64>()
+                        .sqrt()
+                };
+                let primal = moved(&next.primal, &anchor.primal);
+                let dual = moved(&next.dual, &anchor.dual);
+                if primal > 1e-9 && dual > 1e-9 {
+                    weight = (weight * dual / primal).sqrt();
+                }
+                now.clone_from(&next);
+                anchor.clone_from(&next);
+                (age, last) = (0, f64::INFINITY);
+                continue;
+            }
+            let share = (age + 1) as f64 / (age + 2) as f64;
+            let halpern = |now: &mut [f64], next: &[f64], anchor: &[f64]| {
+                for ((now, next), anchor) in now.iter_mut().zip(next).zip(anchor) {
+                    *now = share * (2.0 * next - *now) + (1.0 - share) * anchor;
+                }
+            };
+            halpern(&mut now.primal, &next.primal, &anchor.primal);
+            halpern(&mut now.dual, &next.dual, &anchor.dual);
+            halpern(&mut now.pull, &next.pull, &anchor.pull);
+            age += 1;
+        }
+        let duals: Vec<f64> = (best.1.iter().zip(&row_scale))
+            .map(|(y, s)| y * s * unit)
+            .collect();
+        (self.proven(&duals), duals)
+    }
+
+    /// Returns what duals prove, as the program was given, with room for rounding.
+    fn proven(&self, duals: &[f64]) -> f64 {
+        let mut reduced = self.cost.clone();
+        let mut sum: f64 = self.least.iter().zip(duals).map(|(b, y)| b * y).sum();
+        let mut size: f64 = self
+            .least
+            .iter()
+            .zip(duals)
+            .map(|(b, y)| (b * y).abs())
+            .sum();
+        for (row, column, value) in &self.terms {
+            reduced[*column as usize] -= value * duals[*row as usize];
+            size += (value * duals[*row as usize]).abs();
+        }
+        sum += reduced.iter().map(|c| c.min(0.0)).sum::<f64>();
+        (sum - ROUNDING * size).max(0.0)
+    }
+
+    /// Returns factors for rows and columns that even out the matrix (Ruiz, 2001), and then bound its norm by 1 (Pock and Chambolle, 2011).
+    fn scales(&self) -> (Vec<f64>, Vec<f64>) {
+        let (mut rows, mut columns) = (vec![1.0; self.least.len()], vec![1.0; self.cost.len()]);
+        for pass in 0..=SCALINGS {
+            let mut of_rows = vec![0.0f64; rows.len()];
+            let mut of_columns = vec![0.0f64; columns.len()];
+            for (row, column, value) in &self.terms {
+                let (row, column) = (*row as usize, *column as usize);
+                let value = (value * rows[row] * columns[column]).abs();
+                let add = |sum: &mut f64| match pass < SCALINGS {
+                    true => *sum = sum.max(value),
+                    false => *sum += value,
+                };
+                add(&mut of_rows[row]);
+                add(&mut of_columns[column]);
+            }
+            let even = |scales: &mut [f64], of: &[f64]| {
+                for (scale, of) in scales.iter_mut().zip(of).filter(|(_, of)| **of > 0.0) {
+                    *scale /= of.sqrt();
+                }
+            };
+            even(&mut rows, &of_rows);
+            even(&mut columns, &of_columns);
+        }
+        (rows, columns)
+    }
+}
+
+/// The share of the sizes of all terms that their sum may be off by.
+const ROUNDING: f64 = 1e-12;
+
+/// Returns the bound that the duals of a point prove.
+fn dual_value(point: &Point, least: &[f64], cost: &[f64], upper: &[f64]) -> f64 {
+    let rows: f64 = least.iter().zip(&point.dual).map(|(b, y)| b * y).sum();
+    let columns = cost.iter().zip(&point.pull).zip(upper);
+    rows + columns
+        .map(|((cost, pull), upper)| ((cost - pull) * upper).min(0.0))
+        .sum::<f64>()
+}
+
+/// Returns how far a step went, in the norm in which the method converges.
+fn distance(next: &Point, now: &Point, weight: f64) -> f64 {
+    let (mut primal, mut dual, mut both) = (0.0, 0.0, 0.0);
+    for x in 0..now.primal.len() {
+        let step = next.primal[x] - now.primal[x];
+        primal += step * step;
+        both += step * (next.pull[x] - now.pull[x]);
+    }
+    for (next, now) in next.dual.iter().zip(&now.dual) {
+        dual += (next - now) * (next - now);
+    }
+    (weight * primal + dual / weight - 2.0 * LENGTH * both)
+        .max(0.0)
+        .sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::solve::work::Random;
+
+    /// A cover of the edges of an odd cycle: half of each vertex is the optimum, and any duals stay below it.
+    #[test]
+    fn bounds_rise_to_the_optimum_and_never_above_it() {
+        let mut program = LinearProgram::default();
+        let vertices: Vec<u32> = (0..5).map(|_| program.variable(2.0)).collect();
+        for at in 0..5 {
+            program.at_least(1.0, [(vertices[at], 1.0), (vertices[(at + 1) % 5], 1.0)]);
+        }
+        for units in [1, 100, 1000, 1_000_000] {
+            let (bound, duals) = program.lower_bound(1e9, &mut Work::new(units));
+            assert!(bound <= 5.0 && duals.iter().all(|y| *y >= 0.0), "{bound}");
+            assert!(units < 1_000_000 || bound > 4.99, "{bound}");
+        }
+    }
+
+    /// What all choices of 0 and 1 cost is never below the bound.
+    #[test]
+    fn no_choice_costs_less_than_a_bound() {
+        let mut r = Random::new(3);
+        for n in 0..300 {
+            let mut program = LinearProgram::default();
+            for _ in 0..6 {
+                program.variable([0.0, 1.0, 7.5, 1e6][r.below(4)]);
+            }
+            for _ in 0..1 + r.below(8) {
+                let mut terms = Vec::new();
+                for x in 0..6 {
+                    if r.below(3) == 0 {
+                        terms.push((x, r.below(9) as f64 - 3.0));
+                    }
+                }
+                program.at_least(r.below(6) as f64 - 2.0, terms);
+            }
+            let cheapest = (0..64u32)
+                .filter_map(|set| {
+                    let x = |at: u32| f64::from(set >> at & 1);
+                    let mut rows = vec![0.0; program.least.len()];
+                    for (row, at, value) in &program.terms {
+                        rows[*row as usize] += value * x(*at);
+                    }
+                    let holds = rows
+                        .iter()
+                        .zip(&program.least)
+                        .all(|(sum, least)| sum >= least);
+                    holds.then(|| {
+                        (0..6)
+                            .map(|at| program.cost[at as usize] * x(at))
+                            .sum::<f64>()
+                    })
+                })
+                .fold(f64::INFINITY, f64::min);
+            let (bound, _) = program.lower_bound(1e9, &mut Work::new(100_000));
+            assert!(bound <= cheapest * (1.0 + 1e-9), "{n}: {bound} {cheapest}");
+        }
+    }
+}
