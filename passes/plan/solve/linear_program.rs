@@ -247,7 +247,7 @@ impl LinearProgram {
 }
 
 /// The share of the sizes of all terms that their sum may be off by.
-const ROUNDING: f64 = 1e-12;
+const ROUNDING: f64 = 1e-10;
 
 /// Returns the bound that the duals of a point prove.
 fn dual_value(point: &Point, least: &[f64], cost: &[f64], upper: &[f64]) -> f64 {

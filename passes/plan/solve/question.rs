@@ -193,7 +193,10 @@ impl<'a> Question<'a> {
         if !is_far(several) {
             return several;
         }
-        let units = INTERVAL_UNITS.min(INTERVAL_UNITS_AN_OP * dag.ops() as u64);
+        let units = match self.query.effort {
+            Effort::Units(n) => n,
+            _ => INTERVAL_UNITS.min(INTERVAL_UNITS_AN_OP * dag.ops() as u64),
+        };
         let mut work = Work::new(units);
         several.max(interval_bound::intervals(
             dag, cap, &dag.price, above, &mut work,
