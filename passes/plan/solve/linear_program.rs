@@ -136,8 +136,8 @@ impl LinearProgram {
                 next.primal[x] = (now.primal[x] - step).clamp(0.0, upper[x]);
                 towards[x] = 2.0 * next.primal[x] - now.primal[x];
             }
-            for row in 0..rows {
-                let lack = least[row] - by_row.times(row, &towards);
+            for (row, least) in least.iter().enumerate() {
+                let lack = least - by_row.times(row, &towards);
                 next.dual[row] = (now.dual[row] + LENGTH * weight * lack).max(0.0);
             }
             for x in 0..columns {
