@@ -102,7 +102,10 @@ fn told_what_to_gather(
         for gather in &gathers {
             told.constraints[*gather] = Some(constraint);
         }
-        let solutions = solve::frontier(problem, &told, budgets)?;
+        let floor = floor(problem, &told)?;
+        told.seeds.push(floor.schedule);
+        // A search that cannot follow what it is told gives no start.
+        let solutions = solve::frontier(problem, &told, budgets).unwrap_or_default();
         found.extend(solutions.into_iter().flatten().map(|s| s.schedule));
     }
     Ok(found)
@@ -159,11 +162,22 @@ fn certified(
 /// # Errors
 /// A problem that does not run in its own order.
 pub fn smallest_peak(input: &PlanInput, request: &PlanRequest) -> Result<MinPeak> {
-    let search = match request.reorder {
+    let query = Query {
+        effort: request.effort,
+        constraints: input.hard_constraints(),
+        reorder: request.reorder,
+        ..Query::default()
+    };
+    floor(&input.problem, &query)
+}
+
+/// Returns the smallest peak for which a plan that a query allows is known.
+fn floor(problem: &Problem, query: &Query) -> Result<MinPeak> {
+    let search = match query.reorder {
         true => min_peak_reordered,
         false => min_peak,
     };
-    search(&input.problem, &input.hard_constraints(), request.effort)
+    search(problem, &query.constraints, query.effort)
 }
 
 /// Returns every compared policy that applies, with its plan.
