@@ -169,8 +169,6 @@ fn no_plan_beats_brute_force_and_few_are_worse() {
         "{optimal} of {plans} optimal, at worst {worst:.3} of the least time; {missed} not found, {impossible} have none; of \
          the best {repeating} repeat something, {regathering} gather again"
     );
-    assert!(
-        regathering > 2 && impossible > 2,
-        "{regathering} {impossible}"
-    );
+    assert!(regathering > 2 && impossible > 2);
+    assert!(optimal * 2 >= plans && worst < 1.5);
 }
