@@ -1,6 +1,6 @@
 """Plans of ranks that keep slices of their parameters: when to gather again, and what models of 1 to 405 billion parameters take.
 
-    python tools sharded_plans --ckpt-opt BINARY [--points 12] [--page FILE.md] [--picture FILE.svg]
+    python tools sharded_plans --ckpt-opt BINARY [--points 10] [--page FILE.md] [--picture FILE.svg]
 
 Nothing is run and no weight exists: models are written without weights (tools/lib/llama.py). The first table is the frontier of
 Llama-3.2-1B on 8 ranks, with every gather left to the plan, beside plans that gather each parameter again in the backward pass
@@ -231,7 +231,7 @@ def page(points: list[Point], steps: list[Step]) -> str:
 
 def main() -> int:
     parser = options.with_binary(__doc__)
-    options.add_counts(parser, points=12)
+    options.add_counts(parser, points=10)
     options.add_page(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the frontier")
     asked = parser.parse_args()
