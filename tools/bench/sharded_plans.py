@@ -201,8 +201,8 @@ def page(points: list[Point], steps: list[Step]) -> str:
     lines = [
         "# Plans with sharded parameters",
         "",
-        f"`{command}` wrote this page. Nothing was run: all figures are predictions for H100s, by the cost model and the link in",
-        "the device profile. One sequence of 8,192 tokens for each rank, bfloat16, AdamW with float32 master weights, `--shard params`,",
+        f"`{command}` wrote this page.",
+        "Nothing was run: all figures are predictions for H100s, by the cost model and the link in the device profile. One sequence of 8,192 tokens for each rank, bfloat16, AdamW with float32 master weights, `--shard params`,",
         "updates as soon as each gradient is complete, the loss in chunks.",
         "",
         "## When to gather again",
@@ -223,7 +223,7 @@ def page(points: list[Point], steps: list[Step]) -> str:
         "",
         *steps_lines(steps),
         "",
-        "Links: " + "; ".join(LINK_SOURCES) + ".",
+        "Links: " + ";\n".join(LINK_SOURCES) + ".",
         "",
     ]
     return "\n".join(lines)
