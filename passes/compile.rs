@@ -52,6 +52,9 @@ const UNFUSED: &str = "infer,tie,simplify,lora,loss,autodiff,simplify,attention,
 const FROM_TRAINING: &str =
     "infer,strip,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
 
+/// The last pass before `plan`: what it leaves is what a planner sees.
+pub const BEFORE_PLAN: &str = "overlap";
+
 /// Turns `graph` into its checkpointed training graph.
 ///
 /// # Errors
@@ -242,6 +245,16 @@ mod tests {
                 .err()
                 .unwrap();
             assert_eq!(e.exit_code(), 2, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nothing_runs_between_the_last_pass_and_the_plan() {
+        for passes in [FROM_FORWARD, UNFUSED, FROM_TRAINING] {
+            assert!(
+                passes.contains(&format!(",{BEFORE_PLAN},plan,")),
+                "{passes}"
+            );
         }
     }
 

@@ -16,11 +16,8 @@
 
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{
-    BatchAxes, Body, Domain, Effect, Footprint, Grad, InferCx, OpClass, OpDef, Place, Sized, free,
-    fresh,
-};
-use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Graph, Ty, ValueId};
+use ckpt_ir::op::{BatchAxes, Body, Domain, Effect, Grad, InferCx, OpClass, OpDef, free, fresh};
+use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Graph, Node, Ty, ValueId};
 
 /// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
@@ -123,40 +120,26 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
     ..row("ReduceScatter", OpClass::Exchange, Effect::Collective)
 };
 
-/// [`REDUCE_SCATTER`], begun. The second result is the operand, row-major, which must live as long.
+/// [`REDUCE_SCATTER`], begun. The first result is the operand, row-major, which must live as long and is never made again.
 pub static START_REDUCE_SCATTER: OpDef = OpDef {
     attrs: START_ATTRS,
-    outs: slots!["pending", "lent"],
+    outs: slots!["lent", "pending"],
     infer: |cx| {
         checked(cx)?;
-        Ok(vec![slice_type(cx, cx.ty(0)?)?, cx.ty(0)?.clone()])
+        Ok(vec![cx.ty(0)?.clone(), slice_type(cx, cx.ty(0)?)?])
     },
-    memory: |cx| {
-        let mut memory = fresh(cx);
-        let row_major = cx.operand(0).filter(|x| x.is_contiguous());
-        if let (Some(x), Some(lent)) = (row_major, memory.outs.get_mut(1)) {
-            let strides = x.strides.clone();
-            *lent = Place::View { of: 0, strides };
-        }
-        memory
-    },
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row_of("StartReduceScatter", &REDUCE_SCATTER)
 };
 
-/// What a `Start` node has begun, done. What it reads lives until here.
+/// What a `Start` node has begun, done, in the same memory. What it reads lives until here.
 pub static WAIT: OpDef = OpDef {
     attrs: &[],
     ins: slots!["pending"; "lent"],
     outs: slots!["result"],
     infer: |cx| Ok(vec![cx.ty(0)?.clone()]),
     cost: free,
-    memory: |cx| {
-        let view = |x: &Sized| Place::View {
-            of: 0,
-            strides: x.strides.clone(),
-        };
-        Footprint::new(cx.operand(0).map(view).into_iter().collect())
-    },
+    memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row("Wait", OpClass::Other, Effect::Collective)
 };
 
@@ -191,6 +174,22 @@ pub static ALL_GATHER: OpDef = OpDef {
     cost: |cx| cx.per_largest_operand(1),
     ..row("AllGather", OpClass::Exchange, Effect::Pure)
 };
+
+/// Returns true for an op that takes as long as the link between ranks.
+pub fn is_exchange(op: &OpDef) -> bool {
+    op.class == OpClass::Exchange || op == &GATHER_SLICES
+}
+
+/// Returns how many bytes a rank receives from the others in a node, for a tensor of so many bytes: all slices but its own,
+/// twice for a sum that all ranks have afterwards.
+pub fn received_bytes(node: &Node, whole_bytes: u64) -> u64 {
+    if !is_exchange(node.op) {
+        return 0;
+    }
+    let ranks = node.attrs.int(RANKS).unsigned_abs().max(1);
+    let is_whole = node.op == &ALL_REDUCE || node.op == &START_ALL_REDUCE;
+    (1 + u64::from(is_whole)) * (whole_bytes - whole_bytes / ranks)
+}
 
 /// Returns false for a value that nothing reads, or of which a graph reads the type alone.
 pub fn reads_contents(graph: &Graph, value: ValueId) -> bool {

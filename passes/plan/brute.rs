@@ -74,6 +74,7 @@ impl Ord for Price {
 /// A problem in bits: one for each value that takes memory only while it is alive.
 struct Bits {
     bytes: Vec<u64>,
+    without_bytes: u64,
     ins: ByOp<u64>,
     outs: ByOp<u64>,
     in_place_operands: ByOp<u64>,
@@ -107,6 +108,7 @@ impl Bits {
         let mut bit_of = problem.by_value(None);
         let mut bits = Bits {
             bytes: Vec::new(),
+            without_bytes: 0,
             ins: ByOp::default(),
             outs: ByOp::default(),
             in_place_operands: ByOp::default(),
@@ -177,6 +179,9 @@ impl Bits {
             }));
         }
         bits.start &= bits.useful;
+        for (bit, bytes) in bits.bytes.iter().enumerate() {
+            bits.without_bytes |= u64::from(*bytes == 0) << bit;
+        }
         bits
     }
 
@@ -214,12 +219,15 @@ impl Bits {
             return vec![optional];
         }
         let mut found = Vec::new();
-        // All subsets of `optional`, the whole of it first.
-        let mut subset = optional;
+        // What takes nothing always fits.
+        let free = self.without_bytes & optional;
+        let sized = optional & !free;
+        // All subsets of `sized`, the whole of it first.
+        let mut subset = sized;
         loop {
             let sum = self.sum(subset);
             let maximal = || {
-                let mut rest = optional & !subset;
+                let mut rest = sized & !subset;
                 while rest != 0 {
                     if sum + self.bytes[rest.trailing_zeros() as usize] <= room {
                         return false;
@@ -229,12 +237,12 @@ impl Bits {
                 true
             };
             if sum <= room && maximal() {
-                found.push(subset);
+                found.push(subset | free);
             }
             if subset == 0 {
                 return found;
             }
-            subset = (subset - 1) & optional;
+            subset = (subset - 1) & sized;
         }
     }
 }

@@ -41,6 +41,7 @@ impl Problem {
                 flops: op.flops,
                 bytes: op.bytes,
                 temp_bytes: op.temp_bytes,
+                link_bytes: op.link_bytes,
                 in_place_operands: of(&op.in_place_operands),
                 recomputable: op.recomputable,
                 must_recompute: op.must_recompute,

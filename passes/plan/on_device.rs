@@ -10,7 +10,7 @@ use super::infeasible::{Failure, Infeasible};
 use super::input::PlanInput;
 use super::plan::{Certificate, Plan, made_again};
 use super::policy::Policy;
-use super::problem::{OpPhase, Value, ValueKind};
+use super::problem::{OpPhase, Problem, Value, ValueKind};
 use super::request::{Goal, PlanRequest};
 use super::solve::answer::{Query, Solution};
 use super::solve::bound;
@@ -38,6 +38,8 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
 fn plan_budget(input: &PlanInput, request: &PlanRequest, budget: Budget) -> Result<Plan, Failure> {
     let problem = &input.problem;
     let mut query = query(input, request, input.peak_bytes(budget)?);
+    let told = told_what_to_gather(problem, &query, &[query.budget_bytes])?;
+    query.seeds.extend(told);
     let mut solved = solve(problem, &query)?;
     if let Err(min_peak) = &solved {
         // Nobody asked for this number and no device has it: then the budget is as little as is feasible.
@@ -70,7 +72,43 @@ pub fn frontier(
 ) -> Result<Vec<Option<Solution>>> {
     let mut query = query(input, request, 0);
     query.seeds.extend(known);
+    let told = told_what_to_gather(&input.problem, &query, budgets)?;
+    query.seeds.extend(told);
     solve::frontier(&input.problem, &query, budgets)
+}
+
+/// Returns the schedules of searches that keep every tensor gathered from other ranks, and of those that gather each again. A
+/// plan that starts from them is not worse than either. Empty where nothing is gathered.
+fn told_what_to_gather(
+    problem: &Problem,
+    query: &Query,
+    budgets: &[u64],
+) -> Result<Vec<Vec<OpIdx>>> {
+    let is_open = |o: &OpIdx| {
+        let op = &problem.ops[*o];
+        let asked = query.constraints.get(o.0).copied().flatten();
+        op.link_bytes > 0 && op.recomputable && asked.is_none()
+    };
+    let gathers: Vec<OpIdx> = problem.ops.indices().filter(is_open).collect();
+    let mut found = Vec::new();
+    if gathers.is_empty() {
+        return Ok(found);
+    }
+    for constraint in [Constraint::Keep, Constraint::Recompute] {
+        let mut told = query.clone();
+        if told.constraints.is_empty() {
+            told.constraints = problem.by_op(None);
+        }
+        for gather in &gathers {
+            told.constraints[*gather] = Some(constraint);
+        }
+        let floor = floor(problem, &told)?;
+        told.seeds.push(floor.schedule);
+        // A search that cannot follow what it is told gives no start.
+        let solutions = solve::frontier(problem, &told, budgets).unwrap_or_default();
+        found.extend(solutions.into_iter().flatten().map(|s| s.schedule));
+    }
+    Ok(found)
 }
 
 fn query(input: &PlanInput, request: &PlanRequest, budget_bytes: u64) -> Query {
@@ -124,11 +162,22 @@ fn certified(
 /// # Errors
 /// A problem that does not run in its own order.
 pub fn smallest_peak(input: &PlanInput, request: &PlanRequest) -> Result<MinPeak> {
-    let search = match request.reorder {
+    let query = Query {
+        effort: request.effort,
+        constraints: input.hard_constraints(),
+        reorder: request.reorder,
+        ..Query::default()
+    };
+    floor(&input.problem, &query)
+}
+
+/// Returns the smallest peak for which a plan that a query allows is known.
+fn floor(problem: &Problem, query: &Query) -> Result<MinPeak> {
+    let search = match query.reorder {
         true => min_peak_reordered,
         false => min_peak,
     };
-    search(&input.problem, &input.hard_constraints(), request.effort)
+    search(problem, &query.constraints, query.effort)
 }
 
 /// Returns every compared policy that applies, with its plan.

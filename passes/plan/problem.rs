@@ -72,6 +72,9 @@ pub struct Op {
     /// Temporaries while it runs.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temp_bytes: u64,
+    /// Bytes that a rank receives from the others.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub link_bytes: u64,
     /// Operands that the first result may be written over. If one of them is not read again, the result takes no bytes
     /// beside it. They have as many bytes as that result. A result that is written over a static operand is listed without
     /// bytes: it takes as many as the operand if that is read again or is an output.
@@ -164,6 +167,7 @@ impl Op {
             flops: 0,
             bytes: 0,
             temp_bytes: 0,
+            link_bytes: 0,
             in_place_operands: Vec::new(),
             recomputable: true,
             must_recompute: false,

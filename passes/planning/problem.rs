@@ -2,9 +2,9 @@
 
 use crate::analysis::{Costs, Device, MemoryProfile, Sizes};
 use crate::error::{Error, Result};
-use crate::ir::op::{Effect, OpClass};
-use crate::ir::{Graph, Node, NodeId, Role, SecondaryMap, ValueId};
-use crate::ops::collective::RANKS;
+use crate::ir::op::Effect;
+use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
+use crate::ops::collective::{is_exchange, received_bytes};
 use crate::plan::index::{ByOp, ByValue, OpIdx, ValueIdx};
 use crate::plan::problem::{Op, OpPhase, Problem, Transfer, Value, ValueKind};
 
@@ -83,6 +83,8 @@ impl GraphProblem {
                     .map(|v| index(&v));
             }
             let cost = costs.of(*id);
+            let largest = node.operands().map(|v| sizes.of(v).bytes()).max();
+            let link_bytes = received_bytes(node, largest.unwrap_or(0));
             problem.ops.push(Op {
                 name: node.name.clone(),
                 kind: node.op.name.into(),
@@ -92,16 +94,14 @@ impl GraphProblem {
                     Role::Backward => OpPhase::Backward,
                     _ => OpPhase::Forward,
                 },
-                cost: match node.op.class {
-                    OpClass::Exchange => {
-                        let largest = node.operands().map(|v| sizes.of(v).bytes()).max();
-                        device.exchange_us(received(largest.unwrap_or(0), node))
-                    }
-                    _ => device.time_us(cost, costs.dtype(*id)),
+                cost: match is_exchange(node.op) {
+                    true => device.exchange_us(link_bytes),
+                    false => device.time_us(cost, costs.dtype(*id)),
                 },
                 flops: cost.flops,
                 bytes: cost.bytes,
                 temp_bytes: memory.temp_bytes[at],
+                link_bytes,
                 in_place_operands: memory.in_place_operands[at]
                     .iter()
                     .filter_map(|slot| node.ins[*slot].as_ref().map(index))
@@ -135,12 +135,6 @@ impl GraphProblem {
             index_of,
         })
     }
-}
-
-/// Returns how many bytes of a tensor a rank receives if each rank has a slice of it.
-fn received(bytes: u64, exchange: &Node) -> u64 {
-    let ranks = exchange.attrs.int(RANKS).unsigned_abs().max(1);
-    bytes - bytes / ranks
 }
 
 #[cfg(test)]

@@ -104,7 +104,8 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
         let bucket = i64::try_from(bucket_bytes).unwrap_or(i64::MAX);
         let (ins, attrs) = (node.ins.clone(), node.attrs.clone().with(BUCKET, bucket));
         (b.loc, b.prefix) = (node.loc.clone(), name);
-        let started = b.emit_n(op, ins, attrs, count)?;
+        let mut started = b.emit_n(op, ins, attrs, count)?;
+        started.reverse();
         let done = b.emit(&WAIT, &started, Default::default())?;
         let result = b.graph.value(sum).name.clone();
         b.graph.rename_value(sum, &format!("{result}/pending"));

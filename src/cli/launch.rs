@@ -1,4 +1,4 @@
-//! Starts the ranks of `train --ranks N` as processes like this one, on this machine.
+//! Starts the ranks of `--ranks N` as processes like this one, on this machine.
 
 use ckpt_opt::runtime::ranks::STORE_FILE;
 use ckpt_passes::{Error, Result};
@@ -27,6 +27,22 @@ impl Drop for Started {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// Checks that as many ranks run as were asked for.
+///
+/// # Errors
+/// Another number, of `torchrun` for example.
+pub fn check_count(wanted: Option<usize>, ranks: usize) -> Result<()> {
+    match wanted.filter(|n| *n != ranks) {
+        None => Ok(()),
+        Some(wanted) => Err(
+            Error::usage("ranks", "another number of ranks runs already")
+                .expected(format!("--ranks {wanted}"))
+                .found(format!("WORLD_SIZE={ranks}"))
+                .help("leave --ranks out under torchrun"),
+        ),
     }
 }
 

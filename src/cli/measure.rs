@@ -1,29 +1,47 @@
 //! `calibrate` and `profile` measure the costs of plans, `overhead` the time that a plan adds.
 
+use super::launch::{check_count, launch};
 use super::options::runtime::{CalibrateArgs, OverheadArgs, ProfileArgs};
 use super::output::{print, print_json, warn, write_json, wrote};
 use super::progress;
+use ckpt_opt::measure::link::link;
 use ckpt_opt::measure::{calibrate as device, overhead as turns, profile as nodes};
+use ckpt_opt::runtime::ranks::RankOptions;
 use ckpt_opt::units::bytes;
 use ckpt_passes::Result;
 use std::fmt::Write;
 use std::time::Duration;
 
-pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
+/// How long ranks wait for each other.
+const RANK_LIMIT: Duration = Duration::from_secs(600);
+
+/// Returns the exit code.
+pub fn calibrate(args: &CalibrateArgs) -> Result<u8> {
+    let place = RankOptions::from_environment(RANK_LIMIT)?;
+    if let (Some(wanted), None) = (args.ranks.filter(|n| *n > 1), &place) {
+        return launch(wanted);
+    }
+    check_count(args.ranks, place.as_ref().map_or(1, |place| place.ranks))?;
+    let request = device::Request {
+        place: args.measuring.on.device,
+        threads: args.measuring.on.threads,
+        name: args.name.clone(),
+        runs: args.measuring.runs,
+        max_rows: args.max_rows,
+        vector: args.vector_bytes / 4,
+    };
+    let link = place.as_ref().map(|place| link(&request, place));
+    let link = link.transpose()?;
+    if place.is_some_and(|place| place.rank > 0) {
+        return Ok(0);
+    }
     let measured = {
         let _progress = progress::step("measuring the device");
-        device::calibrate(&device::Request {
-            place: args.measuring.on.device,
-            threads: args.measuring.on.threads,
-            name: args.name.clone(),
-            runs: args.measuring.runs,
-            max_rows: args.max_rows,
-            vector: args.vector_bytes / 4,
-        })?
+        device::calibrate(&request, link)?
     };
     write_json(&args.output, &measured)?;
     if args.console.is_json() {
-        return print_json(&measured);
+        return print_json(&measured).map(|()| 0);
     }
     let mut out = format!("{}\n", measured.name);
     for source in &measured.sources {
@@ -50,7 +68,7 @@ pub fn calibrate(args: &CalibrateArgs) -> Result<()> {
             )),
         args.output.display()
     );
-    print(&out)
+    print(&out).map(|()| 0)
 }
 
 pub fn profile(args: &ProfileArgs) -> Result<()> {

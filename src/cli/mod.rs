@@ -173,7 +173,7 @@ impl Verb {
             #[cfg(feature = "torch")]
             Verb::Verify(args) => verify::run(&args),
             #[cfg(feature = "torch")]
-            Verb::Calibrate(args) => measure::calibrate(&args),
+            Verb::Calibrate(args) => return measure::calibrate(&args),
             #[cfg(feature = "torch")]
             Verb::Profile(args) => measure::profile(&args),
             #[cfg(feature = "torch")]

@@ -1,6 +1,6 @@
 //! `train`: trains a model on data, and writes its weights.
 
-use super::launch::launch;
+use super::launch::{check_count, launch};
 use super::options::train::TrainArgs;
 use super::output::{print, print_json, warn};
 use super::progress;
@@ -28,18 +28,10 @@ pub fn run(args: &TrainArgs) -> Result<u8> {
     let limit = limit.map_err(|e| Error::usage("ranks", format!("--rank-timeout: {e}")))?;
     let place = RankOptions::from_environment(limit)?;
     let ranks = place.as_ref().map_or(1, |place| place.ranks);
-    match args.ranks {
-        Some(wanted) if wanted > 1 && place.is_none() => return start(args, wanted),
-        Some(wanted) if wanted != ranks => {
-            return Err(
-                Error::usage("ranks", "another number of ranks runs already")
-                    .expected(format!("--ranks {wanted}"))
-                    .found(format!("WORLD_SIZE={ranks}"))
-                    .help("leave --ranks out under torchrun"),
-            );
-        }
-        _ => {}
+    if let (Some(wanted), None) = (args.ranks.filter(|n| *n > 1), &place) {
+        return start(args, wanted);
     }
+    check_count(args.ranks, ranks)?;
     let leads = place.as_ref().is_none_or(|place| place.rank == 0);
     let options = TrainOptions {
         ranks: place,

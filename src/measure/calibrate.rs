@@ -8,6 +8,7 @@
 //!
 //! So the rates are those that a plan gets in this runtime with these threads, not the vendor's.
 
+use super::link::Link;
 use super::median;
 use crate::place::Place;
 use crate::rng::Rng;
@@ -70,11 +71,11 @@ const LONG_US: f64 = 20_000.0;
 const CHAIN: usize = 512;
 const BLOCKS: u64 = 64;
 
-/// Measures a device.
+/// Measures a device. Without ranks the link of the profile is an assumption.
 ///
 /// # Errors
 /// A device that cannot be opened or has too little memory.
-pub fn calibrate(request: &Request) -> Result<Device> {
+pub fn calibrate(request: &Request, link: Option<Link>) -> Result<Device> {
     let mut sources = Vec::new();
     let mut rate = |dtype| -> Result<f64> {
         let (teraflops, source) = arithmetic(request, dtype)?;
@@ -124,6 +125,14 @@ pub fn calibrate(request: &Request) -> Result<Device> {
     if attention.is_some() {
         sources.push("capability and processors: as the driver says".into());
     }
+    let assumed = Device::default();
+    let (link_gigabytes_per_s, link_us) = match link {
+        Some(link) => {
+            sources.extend(link.sources);
+            (link.gigabytes_per_s, link.us)
+        }
+        None => (assumed.link_gigabytes_per_s, assumed.link_us),
+    };
     let device = Device {
         name: request.name.clone().unwrap_or(own_name),
         kind: request.place.kind(),
@@ -138,7 +147,8 @@ pub fn calibrate(request: &Request) -> Result<Device> {
         capability: attention.map(|(capability, _)| capability),
         processors: attention.map(|(_, processors)| processors),
         sources,
-        ..Device::default()
+        link_gigabytes_per_s,
+        link_us,
     };
     // Checks that the written profile can be read.
     let written = serde_json::to_string(&device).map_err(|e| Error::bug("json", e.to_string()))?;
@@ -146,7 +156,7 @@ pub fn calibrate(request: &Request) -> Result<Device> {
 }
 
 /// Returns the median times of the nodes of a graph in text form, on random inputs.
-fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
+pub(super) fn times(request: &Request, source: &str) -> Result<Vec<f64>> {
     let graph = parse(source)?;
     let inputs = random::inputs(&graph, &[], 0)?;
     let runs = request
@@ -307,7 +317,7 @@ mod tests {
             vector: 1 << 16,
             ..Request::default()
         };
-        let device = calibrate(&request).unwrap();
+        let device = calibrate(&request, None).unwrap();
         let t = device.teraflops;
         for rate in [Some(t.f32), t.f64, t.f16, t.bf16] {
             // Bounds for any plausible machine.
@@ -326,6 +336,6 @@ mod tests {
             name: Some("mine".into()),
             ..request
         };
-        assert_eq!(calibrate(&named).unwrap().name, "mine");
+        assert_eq!(calibrate(&named, None).unwrap().name, "mine");
     }
 }

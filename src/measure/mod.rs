@@ -1,9 +1,10 @@
-//! Measurements in our own runtime: [`calibrate`] a device, [`profile`] the nodes of a model, and the [`overhead`] of a plan.
+//! Measurements in our own runtime: [`calibrate`] a device and the [`link`] between ranks, [`profile`] the nodes of a model, and the [`overhead`] of a plan.
 //!
 //! All run graphs through the same executor as `run`. So a time contains everything that a node costs: dispatch, the kernel,
 //! first touches of fresh memory, and freeing memory.
 
 pub mod calibrate;
+pub mod link;
 pub mod overhead;
 pub mod profile;
 

@@ -128,6 +128,10 @@ pub struct Report {
     pub cost_after: f64,
     /// Bytes that the plan reads, writes and transfers.
     pub traffic_after_bytes: u64,
+    /// Bytes that a rank receives from the others in a step; 0 for one process.
+    pub link_bytes: u64,
+    /// The part of `cost_after` that exchanges between ranks take, as if nothing ran beside them.
+    pub link_cost: f64,
     /// Extra cost over the unplanned step, in percent of it.
     pub cost_overhead_pct: f64,
     /// Extra FLOPs over the unplanned step, in percent of it.
@@ -189,6 +193,8 @@ impl Report {
         let (input, plan) = (&step.input, &outcome.plan);
         let (before, after) = (&plan.before, &plan.after);
         let peak_at = after.at_step.and_then(|at| plan.schedule.steps.get(at));
+        let runs = plan.runs().map(|o| &input.problem.ops[o]);
+        let exchanges: Vec<_> = runs.filter(|op| op.link_bytes > 0).collect();
         Report {
             plan: PlanReport::new(step, outcome, objective),
             objective: objective.word(),
@@ -198,6 +204,8 @@ impl Report {
             cost_before: before.cost,
             cost_after: after.cost,
             traffic_after_bytes: after.traffic_bytes,
+            link_bytes: exchanges.iter().map(|op| op.link_bytes).sum(),
+            link_cost: exchanges.iter().map(|op| op.cost).sum(),
             cost_overhead_pct: after.overhead_pct(before),
             flops_overhead_pct: after.flops_overhead_pct(before),
             traffic_overhead_pct: after.traffic_overhead_pct(before),
@@ -263,6 +271,14 @@ impl Report {
             self.plan.segments,
             self.traffic_overhead_pct
         );
+        if self.link_bytes > 0 {
+            let _ = writeln!(
+                out,
+                "  exchanges: a rank receives {}, which takes {:.1} % of the time by the cost model",
+                bytes(self.link_bytes),
+                100.0 * self.link_cost / self.cost_after
+            );
+        }
         if let (Some(lower), Some(gap)) = (self.plan.lower_bound_pct, self.plan.gap_pct) {
             let _ = writeln!(
                 out,

@@ -7,7 +7,7 @@ use crate::frontend::load;
 use crate::provenance::most_chunks;
 use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::analysis::{Binding, Device};
-use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::compile::{BEFORE_PLAN, Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{
@@ -108,7 +108,7 @@ impl TrainingStep {
     /// What any pass before the plan refuses.
     pub fn of_graph(graph: &mut Graph, request: &Request) -> Result<TrainingStep> {
         let before_plan = Request {
-            stop_after: Some("optimizer".into()),
+            stop_after: Some(BEFORE_PLAN.into()),
             ..request.clone()
         };
         let compiled = compile(graph, &before_plan, &mut Watch::default())?;

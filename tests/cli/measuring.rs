@@ -121,6 +121,36 @@ fn a_calibrated_device_prices_plans() {
 }
 
 #[test]
+fn the_link_between_ranks_is_measured_and_prices_gathers() {
+    let dir = workplace();
+    let run = |line: &str| json(&call(dir.path(), &words(line)));
+    let sizes = "--threads 1 --max-rows 64 --vector-bytes 1048576 --runs 3 --format json";
+    let alone = run(&format!("calibrate -o alone.json {sizes}"));
+    let device = run(&format!("calibrate -o d.json --ranks 2 {sizes}"));
+    let [speed, latency] =
+        ["link_gigabytes_per_s", "link_us"].map(|field| device[field].as_f64().unwrap());
+    assert!((1e-3..1e3).contains(&speed) && (1.0..1e6).contains(&latency));
+    assert_ne!(device["link_us"], alone["link_us"]);
+    let sources = device["sources"].as_array().unwrap();
+    for op in ["AllGather", "ReduceScatter", "AllReduce"] {
+        let is_told = |s: &serde_json::Value| s.as_str().unwrap().contains(&format!("{op} over 2"));
+        assert!(sources.iter().any(is_told), "{op}: {sources:?}");
+    }
+    // A plan's exchanges take the time of that link: latency for each, and the bytes.
+    let plan = run(
+        "plan model.onnx --loss causal-lm --dim batch=2 --dim seq=8 --policy full --mesh dp=2 --optimizer adamw \
+         --fuse-optimizer --shard params --device-profile d.json --format json",
+    );
+    let (bytes, cost) = (plan["link_bytes"].as_f64(), plan["link_cost"].as_f64());
+    let of_bytes = bytes.unwrap() / (speed * 1e3);
+    let rest = (cost.unwrap() - of_bytes) / latency;
+    assert!(
+        of_bytes > 0.0 && rest > 1.0 && (rest - rest.round()).abs() < 1e-3,
+        "{rest}"
+    );
+}
+
+#[test]
 fn a_plan_is_measured_in_turns_with_the_unplanned_step() {
     let dir = workplace();
     let run = |line: &str| call(dir.path(), &words(line));

@@ -1,6 +1,7 @@
 //! Properties that hold for every graph and plan, on random ones.
 
 mod four_choices;
+mod gathers;
 mod graphs;
 #[cfg(feature = "torch")]
 mod numeric;

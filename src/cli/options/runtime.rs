@@ -1,7 +1,7 @@
 //! Options of the commands that execute graphs.
 
 use super::model::Training;
-use super::parse::{by, bytes_in, dim, not_negative, rank, switch};
+use super::parse::{by, bytes_in, count, dim, not_negative, rank, switch};
 use crate::cli::output::Console;
 use ckpt_opt::attention::Attention;
 use ckpt_opt::place::Place;
@@ -216,6 +216,10 @@ pub struct CalibrateArgs {
     /// Bytes of the vector whose sum shows the bandwidth, such as 64MiB; three of them should be more than any cache holds
     #[arg(long, value_name = "B", default_value = "64MiB", value_parser = bytes_in(4..=1 << 36))]
     pub vector_bytes: u64,
+    /// Measure the link between N processes on this machine as well: latency and bandwidth of each collective. Under torchrun the
+    /// processes are there already
+    #[arg(long, value_name = "N", value_parser = count, help_heading = "Several devices")]
+    pub ranks: Option<usize>,
     /// Write the device profile, as --device-profile reads it
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: PathBuf,

@@ -53,20 +53,20 @@ fn reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn start_reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, group) = (cx.x(0)?, group_of(cx)?);
     let elements = x.numel() as i64;
-    let lent = dense(x)?;
+    let lent = cx.result_from(x)?;
     let out = empty(&[slice_size(elements, group.ranks)], x.kind(), x.device())?;
     if group.ranks == 1 || group.is_alone() {
         let (from, own) = slice_of(elements, group.ranks, group.rank);
         fill_slice(&out, &narrow(&as_vector(&lent)?, 0, from, own)?)?;
     }
     pending_sums::begin(&group, &lent, Some(&out), bucket(cx))?;
-    Ok(vec![out, lent])
+    Ok(vec![lent, out])
 }
 
 fn wait(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     pending_sums::wait(x)?;
-    Ok(vec![x.shallow_clone()])
+    Ok(vec![cx.result_from(x)?])
 }
 
 /// The first operand has the type of the parameter, and no contents.
