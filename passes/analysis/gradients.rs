@@ -13,6 +13,12 @@ const SUFFIXES: [&str; 3] = [".grad", "_grad.accumulation.out", "_grad"];
 /// Name of the graph input that counts optimizer steps, from 1.
 pub const STEP: &str = "step";
 
+/// Name of the output that is the norm of all gradients together, before clipping.
+pub const GRAD_NORM: &str = "grad_norm";
+
+/// Name of the output that says whether a gradient is not finite.
+pub const FOUND_INF: &str = "found_inf";
+
 /// Returns the name of the tensor that a value called `name` would be the gradient of.
 pub fn gradient_of(name: &str) -> Option<&str> {
     SUFFIXES.iter().find_map(|end| name.strip_suffix(end))

@@ -6,7 +6,7 @@
 //! | storages, lifetimes and the peak | [`memory`], [`arena`], [`breakdown`] |
 //! | price and time of nodes | [`cost`], [`device`] |
 //! | parameters, gradients and optimizer states | [`params`], [`gradients`], [`zero_gradients`], [`tied_weights`], [`fused_updates`] |
-//! | the scores that a loss is of | [`class_scores`] |
+//! | the scores that a loss is of, and what is computed of them | [`class_scores`], [`loss_values`] |
 //! | layers and sub-blocks | [`layers`], [`residual_stream`], [`repeats`], [`sub_blocks`], [`cores`], [`sharing`], [`modules`] |
 //! | attentions and their masks | [`attention`], [`matcher`], [`symbolic_elements`] |
 //! | attention kernels of a device | [`sdpa`] |
@@ -25,6 +25,7 @@ pub mod index_bounds;
 pub mod index_spans;
 pub mod layers;
 pub mod liveness;
+pub mod loss_values;
 pub mod matcher;
 pub mod memory;
 pub mod modules;

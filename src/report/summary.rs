@@ -10,13 +10,13 @@ use crate::report::memory::Held;
 use crate::report::verdict::Fate;
 use crate::units::{bytes, flops, percent};
 use ckpt_passes::Result;
-use ckpt_passes::analysis::gradients::{training_outputs, updated};
+use ckpt_passes::analysis::gradients::{FOUND_INF, GRAD_NORM, training_outputs, updated};
+use ckpt_passes::analysis::loss_values;
 use ckpt_passes::analysis::sdpa::choice::{AttentionKernels, memory_on};
 use ckpt_passes::analysis::{Binding, Breakdown, Device, MemoryProfile, Sizes};
 use ckpt_passes::compile::Compiled;
 use ckpt_passes::ir::{Graph, ValueId};
 use ckpt_passes::plan::{Objective, PlanOutcome};
-use ckpt_passes::transform::optimizer::{FOUND_INF, GRAD_NORM};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -57,6 +57,9 @@ pub struct Summary {
     pub at_peak_after: BTreeMap<&'static str, u64>,
     /// The largest storages that are alive at the peak, largest first; at most [`LARGEST`].
     pub largest_at_peak: Vec<Held>,
+    /// The largest value between the last products of the model and the loss, or cotangent of one, whenever it is alive; null
+    /// where no output is a loss.
+    pub largest_of_loss: Option<ValueSize>,
     /// Number of parameters with a gradient.
     pub trained_parameters: usize,
     /// Number of parameters without a gradient.
@@ -65,6 +68,15 @@ pub struct Summary {
     pub recomputed_bytes: u64,
     /// Warnings of the passes.
     pub warnings: Vec<String>,
+}
+
+/// A value and its size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ValueSize {
+    /// The name of the value.
+    pub name: String,
+    /// The size of its contents.
+    pub bytes: u64,
 }
 
 /// The number of storages in the table.
@@ -140,6 +152,7 @@ impl Summary {
             .map_or(Ok(Objective::Cost), Objective::parse)?;
         let mut largest_at_peak = account.after.at_peak();
         largest_at_peak.truncate(LARGEST);
+        let largest_of_loss = loss_values::largest(unplanned, &before.sizes);
         let recomputed = account.verdicts.iter();
         let recomputed = recomputed.filter(|v| v.fate == Fate::Recomputed);
         Ok(Summary {
@@ -159,6 +172,10 @@ impl Summary {
             at_peak_before: before.rows.rows().into_iter().collect(),
             at_peak_after: after.rows.rows().into_iter().collect(),
             largest_at_peak,
+            largest_of_loss: largest_of_loss.map(|(value, bytes)| ValueSize {
+                name: unplanned.value(value).name.clone(),
+                bytes,
+            }),
             trained_parameters: step.labels.trained,
             frozen_parameters: step.labels.frozen,
             recomputed_bytes: recomputed.map(|v| v.bytes).sum(),
@@ -218,6 +235,14 @@ impl Summary {
         ));
         let _ = writeln!(out, "\n  largest at the peak");
         out.push_str(&console::largest(&self.largest_at_peak));
+        if let Some(value) = &self.largest_of_loss {
+            let of = format!(
+                "  largest of the loss: {} of `{}`",
+                bytes(value.bytes),
+                value.name
+            );
+            let _ = writeln!(out, "{of}");
+        }
         let _ = writeln!(
             out,
             "\n  recomputes {} ({}) in {} segments: {:.1} % more FLOPs, {:.1} % overhead",

@@ -34,14 +34,16 @@ use crate::rng::Rng;
 use crate::runtime::ranks::RankOptions;
 use crate::runtime::session::{Measured, Session};
 use crate::tensors::Tensors;
-use ckpt_passes::analysis::gradients::{has_backward, states, trained, updated};
+use ckpt_passes::analysis::gradients::{
+    FOUND_INF, GRAD_NORM, has_backward, states, trained, updated,
+};
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, DimKind, planned_sizes};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph, ValueId};
 use ckpt_passes::plan::Policy;
-use ckpt_passes::transform::optimizer::{FOUND_INF, GRAD_NORM, Optimizer};
+use ckpt_passes::transform::optimizer::Optimizer;
 use ckpt_passes::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeSet;

@@ -167,3 +167,28 @@ fn techniques_are_compared() {
     let cost_graph = call(dir.path(), &["frontier", "graph.json.gz", "--ablation"]);
     assert_eq!(code(&cost_graph), 2);
 }
+
+#[test]
+fn the_largest_value_of_the_loss_is_told() {
+    let dir = workplace();
+    let written = "-o out.onnx --policy none";
+    let largest = |more: &str| {
+        let report = run(dir.path(), "optimize", &format!("{written} {more}"));
+        number(&report["largest_of_loss"]["bytes"])
+    };
+    let whole = largest("");
+    // A sixteenth is less than the weights, whose gradient is added up beside.
+    for chunks in [4, 16] {
+        let cut = largest(&format!("--tile-loss {chunks}"));
+        assert!(
+            whole > 0.0 && f64::from(chunks) * cut == whole,
+            "{whole} and {cut}"
+        );
+    }
+    // Clipping reads each cotangent, but gradients are not of the loss.
+    assert_eq!(largest("--optimizer muon --clip 1"), whole);
+    let line = format!("optimize {STEP} {written}");
+    let told = call(dir.path(), &line.split_whitespace().collect::<Vec<_>>());
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("\n  largest of the loss: "), "{told}");
+}

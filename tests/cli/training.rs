@@ -339,6 +339,7 @@ fn every_update_goes_on_bit_for_bit_with_the_predicted_peak() {
         "--optimizer muon --no-decay *embed*",
         "--optimizer adamw8bit --accumulate 2 --clip 1",
         "--optimizer adamw8bit --config narrow.toml",
+        "--optimizer adamw8bit --lora r=256,alpha=8,targets=*proj*",
         "--optimizer adafactor --clip 1 --weight-decay 0.1",
         "--config narrow.toml",
         "--stochastic-rounding",

@@ -53,14 +53,18 @@ class Lion(torch.optim.Optimizer):
 
 
 class Muon(torch.optim.Optimizer):
-    """torch.optim.Muon for matrices, AdamW for all else. The iteration keeps the type of the gradient, as ours does."""
+    """torch.optim.Muon for matrices, AdamW for all else. The iteration keeps the type of the gradient, as ours does.
 
-    def __init__(self, parameters, lr: float, tables: set[int], **settings):
+    `folded` are the matrices that a file holds transposed: their step is scaled by the framework's rows and columns.
+    """
+
+    def __init__(self, parameters, lr: float, tables: set[int], folded: set[int], **settings):
         groups = list(parameters)
         every = [p for group in groups for p in group["params"]]
         super().__init__(groups, {"lr": lr})
         is_matrix = [p.dim() == 2 and id(p) not in tables for p in every]
         decay = settings.get("weight_decay", 0.1)
+        self.folded = [p for p in every if id(p) in folded]
         self.parts = [
             torch.optim.Muon([p for p, m in zip(every, is_matrix, strict=True) if m], lr=lr, **settings),
             torch.optim.AdamW([p for p, m in zip(every, is_matrix, strict=True) if not m], lr=lr, weight_decay=decay),
@@ -70,12 +74,23 @@ class Muon(torch.optim.Optimizer):
         cast = torch.Tensor.bfloat16
         torch.Tensor.bfloat16 = torch.Tensor.clone
         try:
+            self.turn()
             for part in self.parts:
                 part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
                 part.step()
                 self.state.update(part.state)
         finally:
             torch.Tensor.bfloat16 = cast
+            self.turn()
+
+    def turn(self) -> None:
+        """Turns the folded matrices, with all that belongs to them, to the framework's side or back."""
+        for p in self.folded:
+            gradient = p.grad
+            p.grad = None
+            p.data = p.data.T
+            p.grad = gradient.T
+            self.state[p].update({n: t.T for n, t in self.state[p].items() if t.dim() == 2})
 
 
 # Ours, and what torch.optim calls it; further options, which `Reference` follows.
@@ -131,6 +146,8 @@ STATES = {
 }
 # Words of the tables that the fixtures look up, and of the heads that are tied to them.
 TABLES = ("wte", "wpe", "embed_tokens", "lm_head")
+# How the exporter names a constant that it computed: in the fixtures the transpose of a linear layer's weight.
+FOLDED = "val_"
 MODELS = [("gpt2", "causal-lm"), ("llama32_bf16", "causal-lm")]
 RATES = [1e-3, 1e-2, 3e-4, 2e-3]
 
@@ -154,7 +171,11 @@ class Reference:
             groups[0]["params"] = [p for p in self.parameters.values() if p.dim() > 1]
             groups.append({"params": vectors, "weight_decay": 0.0})
         if make is Muon:
-            settings = settings | {"tables": {id(p) for n, p in self.parameters.items() if any(w in n for w in TABLES)}}
+            named = self.parameters.items()
+            settings = settings | {
+                "tables": {id(p) for n, p in named if any(w in n for w in TABLES)},
+                "folded": {id(p) for n, p in named if n.startswith(FOLDED)},
+            }
         self.optimizer = make(groups, lr=1.0, **settings)
 
     def step(self, gradients: dict[str, np.ndarray], lr: float) -> dict[str, np.ndarray]:

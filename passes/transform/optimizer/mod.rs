@@ -25,7 +25,7 @@ mod names;
 mod options;
 mod scaling;
 
-pub use names::{APPLY, FOUND_INF, GRAD_NORM, LOSS_SCALE, LR, RESTART, STATES, UPDATED};
+pub use names::{APPLY, LOSS_SCALE, LR, RESTART, STATES, UPDATED};
 pub use options::{Adafactor, Muon, Optimizer, UpdateOptions};
 pub use scaling::scale_loss;
 

@@ -52,10 +52,6 @@ pub const APPLY: &str = "apply";
 pub const RESTART: &str = "restart";
 /// Name of the input that the backward pass starts from.
 pub const LOSS_SCALE: &str = "loss_scale";
-/// Name of the output that is the norm of all gradients together, before clipping.
-pub const GRAD_NORM: &str = "grad_norm";
-/// Name of the output that says whether a gradient is not finite.
-pub const FOUND_INF: &str = "found_inf";
 
 /// Adds a graph input.
 pub(super) fn input(graph: &mut Graph, name: &str, ty: Ty) -> Result<ValueId> {

@@ -4,8 +4,9 @@
 //! `torch.nn.utils.clip_grad_norm_` does. The norm is computed in float32 from all gradients, which therefore live until
 //! then.
 
-use super::names::{APPLY, FOUND_INF, GRAD_NORM, LOSS_SCALE, RESTART, fail, input, named};
+use super::names::{APPLY, LOSS_SCALE, RESTART, fail, input, named};
 use super::options::UpdateOptions;
+use crate::analysis::gradients::{FOUND_INF, GRAD_NORM};
 use crate::error::{Error, Result};
 use crate::ir::{DType, Graph, Role, Ty, ValueId};
 use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, of_group};

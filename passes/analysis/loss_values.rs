@@ -1,0 +1,115 @@
+//! The values of the loss: from the results of the last products of a model to the loss, and their cotangents.
+
+use super::gradients::{FOUND_INF, GRAD_NORM, trained, training_outputs};
+use super::sizes::Sizes;
+use crate::ir::op::OpClass;
+use crate::ir::{Graph, Node, NodeId, Role, SecondaryMap, ValueId};
+use crate::ops::accumulate::ADD_PRODUCT;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+/// Returns true for what the loss side of a graph ends at: ops that mix tokens or features by parameters.
+fn is_border(node: &Node) -> bool {
+    use OpClass::{Attention, BiasedProduct, Convolution, Exchange, Product, Update};
+    let ends = [
+        Product,
+        BiasedProduct,
+        Attention,
+        Convolution,
+        Exchange,
+        Update,
+    ];
+    ends.contains(&node.op.class) || node.op == &ADD_PRODUCT
+}
+
+/// Returns the largest value of the loss side and its bytes, the first of equal ones; `None` where no output is a
+/// loss. Gradients of parameters are none of them.
+pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
+    let is_scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
+    let of_training = training_outputs(graph);
+    let is_loss = |v: &ValueId| {
+        let name = graph.value(*v).name.as_str();
+        is_scalar(v) && !of_training.contains(v) && ![GRAD_NORM, FOUND_INF].contains(&name)
+    };
+    let losses = graph.outputs().iter().copied().filter(is_loss);
+    let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
+    let mut seen = SecondaryMap::new(graph.node_bound(), false);
+    while let Some(id) = open.pop() {
+        let node = graph.node(id);
+        if seen[id] {
+            continue;
+        }
+        seen[id] = true;
+        if !is_border(node) {
+            open.extend(graph.operand_nodes(id));
+        }
+    }
+    if !graph.order().iter().any(|id| seen[*id]) {
+        return None;
+    }
+    // Backward: all that is computed of these values without a product.
+    let gradients: BTreeSet<ValueId> = trained(graph).into_values().collect();
+    let is_gradient = |v: &ValueId| gradients.contains(v);
+    // The norm of all gradients is computed of every cotangent, and sizes of labels cut hidden states.
+    let links = |v: &ValueId| graph.ty(*v).dtype.is_float() && !graph.ty(*v).elements().is_one();
+    let is_link = |id: NodeId| graph.node(id).outs.iter().any(links);
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if node.role != Role::Backward || is_border(node) || node.outs.iter().any(is_gradient) {
+            continue;
+        }
+        let mut operands = graph.operand_nodes(*id);
+        seen[*id] |= operands.any(|operand| seen[operand] && is_link(operand));
+    }
+    // Products that are computed again for these.
+    let again: Vec<NodeId> = graph
+        .order()
+        .iter()
+        .filter(|id| {
+            let node = graph.node(**id);
+            seen[**id] && node.role == Role::Backward && !is_border(node)
+        })
+        .flat_map(|id| graph.operand_nodes(*id))
+        .collect();
+    for id in again {
+        seen[id] = true;
+    }
+    let values = graph.order().iter().filter(|id| seen[**id]);
+    let values = values.flat_map(|id| graph.node(*id).outs.iter().copied());
+    let sized = values.filter(|v| !is_gradient(v));
+    let sized = sized.map(|v| (v, sizes.bytes(v)));
+    sized.min_by_key(|(_, bytes)| Reverse(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::{Binding, Sizes};
+
+    fn largest_of(source: &str) -> Option<(String, u64)> {
+        let g = crate::text::parse(source).unwrap();
+        let sizes = Sizes::new(&g, &Binding::new(&g, &[]).unwrap()).unwrap();
+        largest(&g, &sizes).map(|(v, bytes)| (g.value(v).name.clone(), bytes))
+    }
+
+    #[test]
+    fn products_end_the_loss_side() {
+        let source = "graph @g typed (%x: f32[4,64], %w: f32[64,16]) -> (%loss) {
+  %h = Tanh %x : f32[4,64]
+  %scores = MatMul %h, %w : f32[4,16]
+  %e = Exp %scores : f32[4,16]
+  %loss = ReduceSum %e {keepdims=0, noop_with_empty_axes=0} : f32[]
+}
+";
+        assert_eq!(largest_of(source), Some(("scores".into(), 256)));
+    }
+
+    #[test]
+    fn a_graph_without_a_scalar_has_no_loss() {
+        let source = "graph @g typed (%x: f32[4]) -> (%y) {
+  %y = Tanh %x : f32[4]
+}
+";
+        assert_eq!(largest_of(source), None);
+    }
+}
