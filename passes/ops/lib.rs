@@ -31,6 +31,7 @@ pub mod optimizer;
 pub mod piecewise;
 pub mod pool;
 pub mod power;
+pub mod quantised;
 pub mod random;
 pub mod reduce;
 pub mod rotary;
@@ -81,6 +82,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     piecewise::ROWS,
     pool::ROWS,
     power::ROWS,
+    quantised::ROWS,
     random::ROWS,
     reduce::ROWS,
     rotary::ROWS,

@@ -23,6 +23,7 @@ names! {
     AND = "And";
     BITWISE_AND = "BitwiseAnd";
     BITWISE_XOR = "BitwiseXor";
+    BIT_SHIFT = "BitShift";
     CAST = "Cast";
     CONCAT = "Concat";
     CONV = "Conv";

@@ -11,6 +11,7 @@ mod index;
 mod loss;
 mod optimizer;
 mod pool;
+mod quantised;
 mod random;
 mod scatter;
 
@@ -36,6 +37,7 @@ const PARTS: &[&[Recipe]] = &[
     loss::CALLS,
     optimizer::CALLS,
     pool::CALLS,
+    quantised::CALLS,
     random::CALLS,
     scatter::CALLS,
 ];

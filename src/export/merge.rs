@@ -79,17 +79,7 @@ pub fn adapters(graph: &Graph, pairs: Pairs, lora: Option<&Lora>) -> Result<Vec<
                 "give the model that was trained; `ckpt-opt inspect MODEL` lists its parameters",
             ));
         };
-        let dims = graph.value(layer.weight).tensor().map(|t| t.dims.clone());
-        let (ins, outs) = match (dims.as_deref(), layer.out_first) {
-            (Some([outs, ins]), true) | (Some([ins, outs]), false) => (*ins, *outs),
-            _ => {
-                return Err(Error::bug(
-                    "lora",
-                    "a linear layer whose weight is no matrix",
-                ));
-            }
-        };
-        let rank = u64::from(lora.rank);
+        let (rank, ins, outs) = (u64::from(lora.rank), layer.ins, layer.outs);
         if a.dims != [rank, ins] || b.dims != [outs, rank] {
             let what = format!("the adapter of `{module}` does not fit the layer and --lora");
             return Err(Error::usage("lora", what)
@@ -113,8 +103,16 @@ impl Adapter {
     /// weight's type.
     ///
     /// # Errors
-    /// A weight whose file is absent.
+    /// A weight whose file is absent, or that is quantised.
     pub fn merged(&self, weight: &Tensor) -> Result<Tensor> {
+        if !weight.dtype.is_float() {
+            let what = format!(
+                "the weight of `{}` is quantised: no adapter can be merged into it",
+                self.module
+            );
+            return Err(Error::usage("lora", what)
+                .help("write the adapters alone with --to peft, or merge them into the weights before they were quantised"));
+        }
         let absent = || {
             let what = format!("the weight of `{}` is absent", self.module);
             Error::environment("weights", what)

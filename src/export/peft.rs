@@ -31,11 +31,12 @@ pub fn write(
     let mut tensors = Tensors::new();
     let mut is_in_first = false;
     for adapter in adapters {
-        let origin = graph
-            .origins
-            .get(&adapter.weight)
-            .filter(|o| !o.names.is_empty());
-        let Some(origin) = origin else {
+        let origin = graph.origins.get(&adapter.weight);
+        let origin = origin.filter(|o| !o.names.is_empty());
+        let weight = graph.value(adapter.weight);
+        // Quantisers put more behind the framework's name of a weight; the module is what stands before.
+        let is_named = !weight.ty().dtype.is_float() && weight.name != adapter.module;
+        if origin.is_none() && !is_named {
             let what = format!(
                 "the file does not tell what the framework calls `{}`",
                 adapter.module
@@ -43,8 +44,8 @@ pub fn write(
             return Err(Error::usage("convert", what).help(
                 "export the model with torch.onnx.export(..., dynamo=True), or use --to onnx",
             ));
-        };
-        is_in_first |= adapter.out_first == origin.transposed;
+        }
+        is_in_first |= origin.is_some_and(|o| adapter.out_first == o.transposed);
         for (end, tensor) in [(A, &adapter.a), (B, &adapter.b)] {
             tensors.insert(
                 format!("{PEFT_PREFIX}{}{end}", adapter.module),

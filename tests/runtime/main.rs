@@ -36,6 +36,8 @@ mod optimizer;
 #[cfg(feature = "torch")]
 mod promises;
 #[cfg(feature = "torch")]
+mod qlora;
+#[cfg(feature = "torch")]
 mod random;
 #[cfg(feature = "torch")]
 mod ranks;

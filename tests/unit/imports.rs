@@ -520,3 +520,80 @@ fn a_gradient_stops_where_an_export_says_so() {
         .filter(|name| *name == "StopGradient");
     assert_eq!(stops.count(), 1);
 }
+
+/// Weight q, [2, 2] integers of four bits, which nodes dequantise by `scale` and `zero`.
+fn of_four_bits(mut nodes: Vec<NodeProto>, zero: (i32, &[i32])) -> ModelProto {
+    nodes.push(node("m", "MatMul", &["x", "w"], &["y"]));
+    let mut model = model(nodes, vec![float("y", &["n", "2"])]);
+    model.opset_import[0].version = Some(21);
+    let tensor = |name: &str, code: i32, dims: &[i64], ints: &[i32]| TensorProto {
+        name: Some(name.into()),
+        dims: dims.to_vec(),
+        data_type: Some(code),
+        int32_data: ints.to_vec(),
+        ..TensorProto::default()
+    };
+    let graph = model.graph.as_mut().unwrap();
+    graph.initializer[0].name = Some("scale".into());
+    graph.initializer[0].dims = vec![1, 2];
+    graph.initializer[0].float_data = vec![1.0, 2.0];
+    graph
+        .initializer
+        .push(tensor("q", 22, &[2, 2], &[0x21, 0xf7]));
+    graph
+        .initializer
+        .push(tensor("zero", zero.0, &[1, 2], zero.1));
+    model
+}
+
+#[test]
+fn integers_of_four_bits_stay_two_in_a_byte_and_are_only_dequantised() {
+    let blocks = |ins: &[&str]| {
+        let mut made = node("d", "DequantizeLinear", ins, &["w"]);
+        for (name, value) in [("axis", 0), ("block_size", 2)] {
+            made.attribute.push(AttributeProto {
+                name: Some(name.into()),
+                r#type: Some(AttributeType::Int.into()),
+                i: Some(value),
+                ..AttributeProto::default()
+            });
+        }
+        vec![made]
+    };
+    let whole = of_four_bits(blocks(&["q", "scale", "zero"]), (22, &[0x10]));
+    let graph = read(&whole).unwrap().graph;
+    let codes = graph.inits().find(|(_, v)| v.name == "q").unwrap().1;
+    assert_eq!(codes.tensor().unwrap().size_bytes(), 2);
+    assert_eq!(ops(&graph), ["Dequantize", "Dequantize", "MatMul"]);
+    assert_eq!(ops(&reread(&graph)), ops(&graph));
+    let refusal = |model: ModelProto| read(&model).err().unwrap().to_string();
+    // A zero point of another type, and another reader.
+    let signs = refusal(of_four_bits(blocks(&["q", "scale", "zero"]), (21, &[0x10])));
+    assert!(
+        signs.contains("another element type than the codes"),
+        "{signs}"
+    );
+    let cast = node("c", "Transpose", &["q"], &["w"]);
+    let other = refusal(of_four_bits(vec![cast], (22, &[0x10])));
+    assert!(
+        other.contains("Transpose reads `q`, integers of four bits"),
+        "{other}"
+    );
+    let mut output = whole.clone();
+    output
+        .graph
+        .as_mut()
+        .unwrap()
+        .output
+        .push(float("q", &["2", "2"]));
+    let told = refusal(output);
+    assert!(
+        told.contains("`q` is an initializer of integers of four bits"),
+        "{told}"
+    );
+    let mut short = whole;
+    short.graph.as_mut().unwrap().initializer[1]
+        .int32_data
+        .pop();
+    assert!(refusal(short).contains("wrong size"));
+}

@@ -1,5 +1,5 @@
-//! Replaces several ops that compute attention, a norm, an activation, rotary positions or, in 16 bits, a product with a
-//! bias by one op.
+//! Replaces several ops that compute attention, a norm, an activation, rotary positions, unpacked codes or, in 16 bits, a
+//! product with a bias by one op.
 //!
 //! In and out: `Typed`, forward only. Fusing saves memory or time: a fused attention never makes its scores, a fused norm
 //! or activation keeps one operand for its gradient where its ops keep several. Values change by rounding only. Patterns
@@ -14,6 +14,7 @@ mod linear;
 mod norm;
 mod pattern;
 mod rotary;
+mod unpacked;
 
 use crate::analysis::matcher::Matcher;
 use crate::analysis::residual_stream::Flow;
@@ -32,7 +33,8 @@ use std::collections::BTreeMap;
 pub type Fused = BTreeMap<&'static str, usize>;
 
 /// The searches: each returns the pattern that ends at, or is centred on, a node.
-const SEARCHES: [fn(&mut Matcher, NodeId) -> Option<Found>; 5] = [
+const SEARCHES: [fn(&mut Matcher, NodeId) -> Option<Found>; 6] = [
+    unpacked::find,
     norm::find,
     activation::find,
     rotary::find,

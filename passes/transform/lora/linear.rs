@@ -1,12 +1,13 @@
-//! Linear layers in the dataflow: matrices that products read on their right side.
+//! Linear layers in the dataflow: matrices that products read on their right side, as they are or made of quantised codes.
 
 use super::request::{Lora, fail};
-use crate::analysis::params::{Parameter, Selection, parameters};
+use crate::analysis::params::{Parameter, Selection, names, parameters};
 use crate::error::Result;
 use crate::glob;
 use crate::ir::op::OpClass;
-use crate::ir::{DType, Graph, Node, NodeId, ValueId};
+use crate::ir::{DType, Graph, Node, NodeId, SecondaryMap, Tensor, ValueId};
 use crate::ops::{cast, matmul, shape};
+use std::collections::BTreeSet;
 
 /// So many layers are named in an error.
 const SHOWN: usize = 12;
@@ -48,6 +49,93 @@ pub struct LinearLayer {
     pub module: String,
     /// The initializer is [out, in], not [in, out].
     pub out_first: bool,
+    /// Columns of A.
+    pub ins: u64,
+    /// Rows of B.
+    pub outs: u64,
+}
+
+/// A weight that may belong to a linear layer.
+struct Candidate {
+    parameter: Parameter,
+    /// The value that holds the matrix: the initializer, or what is made of its codes.
+    matrix: ValueId,
+    /// More than one matrix is made of the codes.
+    is_shared: bool,
+}
+
+/// Returns parameters, and matrices that are made of quantised codes where products read them.
+fn candidates(graph: &Graph) -> Result<Vec<Candidate>> {
+    let all = parameters(graph, &Selection::default())?.into_iter();
+    let mut all: Vec<Candidate> = all
+        .map(|parameter| Candidate {
+            matrix: parameter.value,
+            parameter,
+            is_shared: false,
+        })
+        .collect();
+    let codes = codes(graph);
+    let mut found = BTreeSet::new();
+    for id in graph.order() {
+        let node = graph.node(*id);
+        let is_product = matches!(node.op.class, OpClass::Product | OpClass::BiasedProduct);
+        let Some(mut matrix) = node.operand(1).filter(|_| is_product) else {
+            continue;
+        };
+        while let Some(maker) = graph.def_node(matrix).map(|id| graph.node(id)) {
+            match maker.operand(0) {
+                Some(x) if passes_on(graph, maker, x).is_some() => matrix = x,
+                _ => break,
+            }
+        }
+        let Some(codes) = codes[matrix].filter(|v| *v != matrix && found.insert(matrix)) else {
+            continue;
+        };
+        let mut names = names(graph, codes).map(str::to_string);
+        let name = names.next().unwrap_or_default();
+        let parameter = Parameter {
+            value: codes,
+            name,
+            aliases: names.collect(),
+            transposed: false,
+            folded_from: Vec::new(),
+            trainable: false,
+        };
+        let mut is_shared = false;
+        for other in all.iter_mut().filter(|c| c.parameter.value == codes) {
+            (other.is_shared, is_shared) = (true, true);
+        }
+        all.push(Candidate {
+            parameter,
+            matrix,
+            is_shared,
+        });
+    }
+    Ok(all)
+}
+
+/// Returns the codes of each value that is made of initializers alone: the largest integer initializer among them.
+fn codes(graph: &Graph) -> SecondaryMap<ValueId, Option<ValueId>> {
+    let n = graph.value_bound();
+    let mut constant = SecondaryMap::new(n, false);
+    let mut codes: SecondaryMap<ValueId, Option<ValueId>> = SecondaryMap::new(n, None);
+    for (id, value) in graph.inits() {
+        constant[id] = true;
+        codes[id] = Some(id).filter(|_| value.ty().dtype.is_int());
+    }
+    let size = |v: &ValueId| graph.value(*v).tensor().map_or(0, Tensor::size_bytes);
+    for id in graph.order() {
+        let node = graph.node(*id);
+        if node.ins.is_empty() || !node.operands().all(|v| constant[v]) {
+            continue;
+        }
+        let largest = node.operands().filter_map(|v| codes[v]).max_by_key(size);
+        for out in &node.outs {
+            constant[*out] = true;
+            codes[*out] = largest;
+        }
+    }
+    codes
 }
 
 /// Returns all linear layers of a typed forward graph.
@@ -55,19 +143,26 @@ pub struct LinearLayer {
 /// # Errors
 /// See [`parameters`].
 pub fn linear_layers(graph: &Graph) -> Result<Vec<LinearLayer>> {
-    let parameters = parameters(graph, &Selection::default())?;
-    let found = parameters.iter().filter_map(|p| linear(graph, p).ok());
+    let all = candidates(graph)?;
+    let found = all.iter().filter_map(|c| linear(graph, c).ok());
     let layers = found.map(|layer| LinearLayer {
         weight: layer.weight,
         module: layer.module,
         out_first: layer.turned,
+        ins: layer.ins,
+        outs: layer.outs,
     });
     Ok(layers.collect())
 }
 
-/// Returns the name of the module that a weight belongs to.
+/// Returns the name of the module that a weight belongs to. Quantisers put more behind the name of the weight (`.weight_Q4`), or
+/// give it another one (`.qweight`).
 fn module(name: &str) -> &str {
-    name.strip_suffix(WEIGHT).unwrap_or(name)
+    let end = [WEIGHT, ".qweight"].map(|end| name.rfind(end).map(|at| (at, at + end.len())));
+    let end = end.into_iter().flatten().max();
+    let is_end = |at: usize| name.len() == at || name[at..].starts_with(['_', '.']);
+    end.filter(|(_, behind)| is_end(*behind))
+        .map_or(name, |(at, _)| &name[..at])
 }
 
 /// Returns true if a pattern names the weight or its module. A word without wildcards is also the end of a module's path:
@@ -91,21 +186,22 @@ fn is_target(graph: &Graph, parameter: &Parameter, pattern: &str) -> bool {
 /// # Errors
 /// A target that names no layer.
 pub(super) fn targets(graph: &Graph, lora: &Lora) -> Result<(Vec<Linear>, Vec<String>)> {
-    let all = parameters(graph, &Selection::default())?;
+    let all = candidates(graph)?;
     let mut hits = vec![false; lora.targets.len()];
     let (mut layers, mut refused) = (Vec::new(), Vec::new());
-    for parameter in &all {
+    for candidate in &all {
+        let (parameter, rank) = (&candidate.parameter, graph.ty(candidate.matrix).rank());
         let mut named = false;
         for (hit, pattern) in hits.iter_mut().zip(&lora.targets) {
             let matches = is_target(graph, parameter, pattern);
             // Biases and norms beside a layer are no targets of their own.
-            *hit |= matches && graph.ty(parameter.value).rank() > 1;
+            *hit |= matches && rank > 1;
             named |= matches;
         }
-        if !named || graph.ty(parameter.value).rank() < 2 {
+        if !named || rank < 2 {
             continue;
         }
-        match linear(graph, parameter) {
+        match linear(graph, candidate) {
             Ok(layer) => layers.push(layer),
             Err(why) => refused.push(format!("`{}` {why}", parameter.name)),
         }
@@ -123,8 +219,8 @@ pub(super) fn targets(graph: &Graph, lora: &Lora) -> Result<(Vec<Linear>, Vec<St
     };
     let known: Vec<&str> = all
         .iter()
-        .filter(|p| linear(graph, p).is_ok())
-        .map(|p| p.name.as_str())
+        .filter(|c| linear(graph, c).is_ok())
+        .map(|c| c.parameter.name.as_str())
         .collect();
     let more = match known.len().saturating_sub(SHOWN) {
         0 => String::new(),
@@ -142,7 +238,10 @@ pub(super) fn targets(graph: &Graph, lora: &Lora) -> Result<(Vec<Linear>, Vec<St
 }
 
 /// Returns the layer of a weight, or why it is none.
-fn linear(graph: &Graph, parameter: &Parameter) -> Result<Linear, String> {
+fn linear(graph: &Graph, candidate: &Candidate) -> Result<Linear, String> {
+    let Candidate {
+        parameter, matrix, ..
+    } = candidate;
     let weight = parameter.value;
     if !parameter.folded_from.is_empty() {
         let from = parameter.folded_from.join(", ");
@@ -150,17 +249,20 @@ fn linear(graph: &Graph, parameter: &Parameter) -> Result<Linear, String> {
             "is no weight of the model: the exporter computed it from {from}"
         ));
     }
+    if candidate.is_shared {
+        return Err("is made into more than one matrix".into());
+    }
     let mut layer = Linear {
         weight,
         module: module(&parameter.name).to_string(),
         ins: 0,
         outs: 0,
         turned: false,
-        dtype: graph.ty(weight).dtype,
+        dtype: graph.ty(*matrix).dtype,
         sites: Vec::new(),
     };
     // Values that hold the weight, and whether as its transpose.
-    let mut open = vec![(weight, false)];
+    let mut open = vec![(*matrix, false)];
     while let Some((value, turned)) = open.pop() {
         if graph.is_output(value) {
             return Err("is a graph output".into());
@@ -180,16 +282,19 @@ fn linear(graph: &Graph, parameter: &Parameter) -> Result<Linear, String> {
             }
             (layer.turned, layer.dtype) = (turned, dtype);
             layer.sites.push(site);
+            let dims = graph.ty(value).static_dims();
+            let Some([rows, columns]) = dims.as_deref().map(|d| [d[0] as u64, d[1] as u64]) else {
+                return Err("has sizes that are not fixed".into());
+            };
+            (layer.ins, layer.outs) = match attr(node, "transB") {
+                0 => (rows, columns),
+                _ => (columns, rows),
+            };
         }
     }
-    let dims = graph.value(weight).tensor().map(|t| t.dims.as_slice());
-    let (Some(&[rows, columns]), false) = (dims, layer.sites.is_empty()) else {
+    if layer.sites.is_empty() {
         return Err("is read by no product".into());
-    };
-    (layer.ins, layer.outs) = match layer.turned {
-        true => (columns, rows),
-        false => (rows, columns),
-    };
+    }
     layer.sites.sort_by_key(|site| site.product);
     Ok(layer)
 }

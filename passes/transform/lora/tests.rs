@@ -167,3 +167,39 @@ fn what_the_user_names_is_trained_beside_the_adapters() {
     let both = adapters.selection(&asked).trainable;
     assert_eq!(both, ["*norm*", "fc.lora_A.weight"]);
 }
+
+#[test]
+fn a_matrix_made_of_codes_is_a_layer_of_their_name() {
+    let source = |more: &str| {
+        format!(
+            "graph @g typed (%x: f32[n, 2]) -> (%y, %z) {{
+  init %h.fc.weight_Q4 : u8[3] = [16, 50, 84]
+  init %scale : f32[] = [2]
+  %w = Dequantize %h.fc.weight_Q4, %scale {{bits=4, shape=[3, 2]}} : f32[3, 2]
+  %t = Transpose %w {{perm=[1, 0]}} : f32[2, 3]
+  %y = MatMul %x, %t : f32[n, 3]
+  {more}
+}}
+"
+        )
+    };
+    let alone = source("%z = Identity %x : f32[n, 2]");
+    let (graph, adapters) = added(&alone, "r=1,targets=fc").unwrap();
+    assert_eq!(
+        adapters.initializers,
+        ["h.fc.lora_A.weight", "h.fc.lora_B.weight"]
+    );
+    let dims = |name: &str| {
+        let mut inits = graph.inits().map(|(_, v)| v);
+        let found = inits.find(|v| v.name == name);
+        found.and_then(|v| v.tensor()).unwrap().dims.clone()
+    };
+    assert_eq!(dims("h.fc.lora_A.weight"), [1, 2]);
+    assert_eq!(dims("h.fc.lora_B.weight"), [3, 1]);
+    let twice = source(
+        "%v = Dequantize %h.fc.weight_Q4, %scale {bits=4, shape=[2, 3]} : f32[2, 3]
+  %z = MatMul %x, %v : f32[n, 3]",
+    );
+    let told = refusal(&twice, "r=1,targets=fc");
+    assert!(told.contains("is made into more than one matrix"), "{told}");
+}

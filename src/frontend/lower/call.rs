@@ -30,8 +30,23 @@ pub(super) fn one(v: ValueId) -> Lowered {
 /// Attributes of a foreign node; `None` for a value of a kind that no recipe reads.
 pub type Attributes = BTreeMap<String, Option<Attr>>;
 
-/// Values that nodes quantised, by the integers that came out.
-pub type QuantisedValues = BTreeMap<ValueId, Quantised>;
+/// What a reader knows of quantised values.
+#[derive(Debug, Default)]
+pub struct QuantisedValues {
+    /// Values that nodes quantised, by the integers that came out.
+    pub integers: BTreeMap<ValueId, Quantised>,
+    /// Initializers of four bits, which are bytes in the graph.
+    pub packed: BTreeMap<ValueId, Packed>,
+}
+
+/// An initializer of integers of four bits, two in a byte.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// The sizes.
+    pub shape: Vec<i64>,
+    /// INT4, not UINT4.
+    pub signed: bool,
+}
 
 /// The operands that quantised numbers were computed from.
 #[derive(Clone, Copy, Debug)]
@@ -352,7 +367,12 @@ impl<'c, 'g> Call<'c, 'g> {
 
     /// Returns what integers were quantised from, if a node of this graph quantised them.
     pub(super) fn quantised_as(&self, integers: ValueId) -> Option<Quantised> {
-        self.known_quantised.get(&integers).copied()
+        self.known_quantised.integers.get(&integers).copied()
+    }
+
+    /// Returns what an initializer of bytes holds, if it holds integers of four bits.
+    pub(super) fn packed(&self, v: ValueId) -> Option<Packed> {
+        self.known_quantised.packed.get(&v).cloned()
     }
 
     /// Returns the contents of a small integer value, where all of them are known numbers.

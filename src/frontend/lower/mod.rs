@@ -22,6 +22,7 @@ mod index;
 mod known;
 mod matmul;
 mod norm;
+mod packed;
 mod pool;
 mod quantise;
 mod random;
@@ -34,7 +35,7 @@ mod standard_attention;
 mod statistics;
 mod windows;
 
-pub use call::{Attributes, Call, Lowered, Out, QuantisedValues};
+pub use call::{Attributes, Call, Lowered, Out, Packed, QuantisedValues};
 pub use dropout::{Dropout, lost};
 pub use known::number;
 pub use statistics::by_channel;
@@ -127,6 +128,7 @@ const RECIPES: &[(&str, &str, Recipe)] = &[
     (ORT, "Gelu", activation::gelu),
     (ORT, "GroupQueryAttention", grouped::grouped_query),
     (ORT, "MatMulIntegerToFloat", quantise::integer_product),
+    (ORT, "MatMulNBits", packed::product),
     (ORT, "MultiHeadAttention", attention::multi_head),
     (ORT, "QAttention", quantise::integer_product),
     (ORT, "QGemm", quantise::integer_product),
@@ -184,7 +186,7 @@ pub fn standard(
         .iter()
         .map(|(name, value)| (name.to_string(), Some(value.clone())))
         .collect();
-    let none = QuantisedValues::new();
+    let none = QuantisedValues::default();
     let wanted = vec![true; results];
     let mut call = Call::new(
         inner,

@@ -8,6 +8,7 @@
 //! because their results cannot be trained.
 
 use super::call::{Call, Layout, Lowered, Out, Quantised, from_start, one};
+use super::packed;
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Def, OpDef, Same, ValueId};
 use ckpt_passes::ops::EmitExt;
@@ -139,6 +140,10 @@ pub fn dequantise(call: &mut Call) -> Lowered {
     let layout = layout(call)?;
     let told = call.attr_dtype("output_dtype")?;
     let result = told.unwrap_or(call.dtype(scale));
+    if let Some(codes) = packed::stored(call, x, layout) {
+        let y = codes.dequantised(call, scale, zero_point)?;
+        return one(call.cast(y, result)?);
+    }
     let pair = call.quantised_as(x).filter(|q| {
         let zeros = match (q.zero_point, zero_point) {
             (None, None) => true,

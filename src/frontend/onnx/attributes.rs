@@ -18,7 +18,7 @@ impl Importer<'_, '_> {
                 let Some(tensor) = &attribute.t else {
                     bail!("attribute", "Constant: `value` is not a tensor");
                 };
-                (self.read)(tensor)?
+                return self.initializer(name, tensor);
             }
             "value_int" => Tensor::int(attribute.i()),
             "value_ints" => Tensor::ints(&attribute.ints),

@@ -111,7 +111,7 @@ impl Importer<'_, '_> {
             });
         }
         if let (Some(quantised), Some(Out::Value(integers))) = (quantised, outs.first()) {
-            self.quantised.insert(*integers, quantised);
+            self.quantised.integers.insert(*integers, quantised);
         }
         let added = self.graph.order()[first..].to_vec();
         for id in added {

@@ -6,12 +6,12 @@
 
 use super::tensor::ReadTensor;
 use super::types::{input_type, lenient_type};
-use super::{claims, exported, gradients, legacy, names, upgrade};
+use super::{claims, exported, gradients, legacy, names, tensor, upgrade};
 use crate::frontend::lower::{Dropout, QuantisedValues, lost};
 use crate::onnx::keys;
 use crate::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    StringStringEntryProto, to_map,
+    StringStringEntryProto, TensorProto, to_map,
 };
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::{Body, Domain};
@@ -62,7 +62,7 @@ pub fn import(model: &ModelProto, read: &mut ReadTensor) -> Result<Imported> {
         calls: Vec::new(),
         absent: BTreeMap::new(),
         dropouts: Vec::new(),
-        quantised: QuantisedValues::new(),
+        quantised: QuantisedValues::default(),
     };
     for function in &model.functions {
         let key = function_key(function.domain(), function.name(), function.overload());
@@ -168,7 +168,7 @@ pub(super) struct Importer<'a, 'r> {
     pub(super) absent: BTreeMap<String, String>,
     /// All dropouts of the file, for warnings about dropouts that an export lost.
     pub(super) dropouts: Vec<Dropout>,
-    /// The operands of quantising nodes, by their results.
+    /// The operands of quantising nodes, by their results, and initializers of four bits.
     pub(super) quantised: QuantisedValues,
 }
 
@@ -202,13 +202,38 @@ impl<'a> Importer<'a, '_> {
             self.scope.insert(input.name().into(), id);
         }
         for tensor in &file.initializer {
-            self.claim_name(tensor.name())?;
-            let data = (self.read)(tensor)?;
-            let id = self.graph.add_init(tensor.name(), data);
-            self.contents.read_init(&self.graph, id);
-            self.scope.insert(tensor.name().into(), id);
+            self.initializer(tensor.name(), tensor)?;
         }
         Ok(())
+    }
+
+    /// Adds a constant of the file. Integers of four bits stay two in a byte.
+    pub(super) fn initializer(&mut self, name: &str, tensor: &TensorProto) -> Result<()> {
+        self.claim_name(name)?;
+        let (bytes, packed) = tensor::of_four_bits(tensor)?.unzip();
+        let data = (self.read)(bytes.as_ref().unwrap_or(tensor))?;
+        let id = self.graph.add_init(name, data);
+        if let Some(packed) = packed {
+            self.quantised.packed.insert(id, packed);
+        }
+        self.contents.read_init(&self.graph, id);
+        self.scope.insert(name.into(), id);
+        Ok(())
+    }
+
+    /// Fails if an op reads integers of four bits and does not dequantise them.
+    fn refuse_packed(&self, node: &NodeProto, ins: &[Option<ValueId>]) -> Result<()> {
+        let mut given = ins.iter().flatten();
+        match given.find(|v| self.quantised.packed.contains_key(v)) {
+            Some(v) if node.op_type() != "DequantizeLinear" => {
+                let name = &self.graph.value(*v).name;
+                let what = format!("{} reads `{name}`, integers of four bits", node.op_type());
+                Err(Error::model("type", what)
+                    .expected("DequantizeLinear as the only reader")
+                    .help("dequantise the weight before other ops read it"))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn claim_name(&self, name: &str) -> Result<()> {
@@ -299,6 +324,7 @@ impl<'a> Importer<'a, '_> {
             }
         }
         let ins = self.operands(node)?;
+        self.refuse_packed(node, &ins)?;
         if depth == 0 && self.another_name(node, &key.0, &ins)?
             || self.decompose(node, &key.0, index, &ins)?
         {

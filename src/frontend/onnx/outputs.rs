@@ -24,6 +24,12 @@ impl Importer<'_, '_> {
                     Error::model("name", format!("graph output `{name}` is never defined"))
                 }));
             };
+            if self.quantised.packed.contains_key(&id) {
+                bail!(
+                    "type",
+                    "graph output `{name}` is an initializer of integers of four bits"
+                );
+            }
             if !names.insert(name) {
                 bail!("name", "graph output `{name}` is listed twice");
             }

@@ -4,6 +4,7 @@
 //! `raw_data` and external data are shared; typed fields are small and converted.
 
 use super::external::Files;
+use crate::frontend::lower::Packed;
 use crate::onnx::proto::{TensorProto, tensor_proto};
 use bytes::Bytes;
 use ckpt_passes::ir::{DType, Data, Tensor};
@@ -66,6 +67,25 @@ pub fn read(proto: &TensorProto, files: &mut Files) -> Result<Tensor> {
         bail!("data", "a boolean tensor holds bytes other than 0 and 1");
     }
     Ok(Tensor { dtype, dims, data })
+}
+
+/// Returns the message of a tensor of INT4 or UINT4 as one of bytes, each of which holds two of its elements, and what these
+/// are; `None` for other element types.
+///
+/// # Errors
+/// `shape`, as in [`read`].
+pub fn of_four_bits(proto: &TensorProto) -> Result<Option<(TensorProto, Packed)>> {
+    let signed = match tensor_proto::DataType::try_from(proto.data_type()) {
+        Ok(tensor_proto::DataType::Int4) => true,
+        Ok(tensor_proto::DataType::Uint4) => false,
+        _ => return Ok(None),
+    };
+    let (_, elements) = read_dims(&proto.dims)?;
+    let mut bytes = proto.clone();
+    bytes.data_type = Some(DType::U8.onnx_code());
+    bytes.dims = vec![elements.div_ceil(2) as i64];
+    let shape = proto.dims.clone();
+    Ok(Some((bytes, Packed { shape, signed })))
 }
 
 /// Sizes and their product.

@@ -35,6 +35,7 @@ pub mod piecewise;
 pub mod pool;
 pub mod power;
 mod product;
+pub mod quantised;
 pub mod random;
 pub mod reduce;
 pub mod rotary;
@@ -75,6 +76,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     piecewise::KERNELS,
     pool::KERNELS,
     power::KERNELS,
+    quantised::KERNELS,
     random::KERNELS,
     reduce::KERNELS,
     rotary::KERNELS,
