@@ -118,5 +118,7 @@ def main() -> int:
         print(f"peak {report['peak_bytes']} measured, {predicted} predicted")
         print(f"waited {100 * report['data_seconds'] / report['seconds']:.3f} % of {report['seconds']:.1f} s for data")
         for which, waited in zip(("halfway", "at the end"), saves, strict=False):
-            print(f"waited {waited / 1e6:.2f} s for the checkpoint {which}: {waited / 1e6 / (4 * count / 1e9):.2f} s per GB")
+            print(
+                f"waited {waited / 1e6:.2f} s for the checkpoint {which}: {waited / 1e6 / (4 * count / 1e9):.2f} s per GB"
+            )
     return 0 if report["peak_bytes"] == predicted else 1
