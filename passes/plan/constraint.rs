@@ -236,7 +236,7 @@ pub fn first_violation(
     let roots = problem.roots();
     let must_go = droppable(problem);
     let mut runs = problem.by_op(0u32);
-    // Which run of the op that owns the storage each value shows.
+    // Which run of the op that owns the storage each value shows; a first run in the backward pass counts as a second one.
     let mut shows = problem.by_value(0u32);
     let mut in_backward = false;
     for o in schedule {
@@ -244,6 +244,9 @@ pub fn first_violation(
         runs[*o] += 1;
         let is_copy = runs[*o] > 1;
         in_backward |= op.phase == OpPhase::Backward;
+        if in_backward {
+            runs[*o] = runs[*o].max(2);
+        }
         if is_copy && constraints[*o] == Some(Constraint::Keep) && !problem.is_view(*o) {
             return Some(*o);
         }

@@ -104,8 +104,7 @@ fn told_what_to_gather(
         }
         let floor = floor(problem, &told)?;
         told.seeds.push(floor.schedule);
-        // A search that cannot follow what it is told gives no start.
-        let solutions = solve::frontier(problem, &told, budgets).unwrap_or_default();
+        let solutions = solve::frontier(problem, &told, budgets)?;
         found.extend(solutions.into_iter().flatten().map(|s| s.schedule));
     }
     Ok(found)

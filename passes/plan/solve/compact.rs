@@ -190,10 +190,14 @@ impl Dag {
             return;
         }
         let may_go = droppable(problem);
+        let backward = |o: &OpIdx| problem.ops[*o].phase == OpPhase::Backward;
+        let turn = self.op_in_problem.iter().position(backward);
+        // What is first made in the backward pass is not kept for it.
+        let is_early = |o: usize| turn.is_none_or(|turn| o < turn);
         for (o, op) in self.op_in_problem.iter().enumerate() {
             match constraints.at(*op) {
                 Some(Some(Constraint::Keep)) => self.repeatable[o] = false,
-                Some(Some(Constraint::Recompute)) => {
+                Some(Some(Constraint::Recompute)) if is_early(o) => {
                     for v in self.outs.of(o as u32) {
                         self.dropped[*v as usize] = may_go[self.value_in_problem[*v as usize]];
                     }
@@ -202,8 +206,6 @@ impl Dag {
             }
         }
         if self.dropped.contains(&true) {
-            let backward = |o: &OpIdx| problem.ops[*o].phase == OpPhase::Backward;
-            let turn = self.op_in_problem.iter().position(backward);
             self.turn = turn.map_or(NONE, |o| o as u32);
         }
     }
