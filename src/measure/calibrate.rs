@@ -8,7 +8,6 @@
 //!
 //! So the rates are those that a plan gets in this runtime with these threads, not the vendor's.
 
-use super::link::Link;
 use super::median;
 use crate::place::Place;
 use crate::rng::Rng;
@@ -57,6 +56,16 @@ impl Request {
         let weights = BTreeMap::new();
         Session::new(graph, &weights, self.threads, self.place, Rng::default())
     }
+}
+
+/// What the link of a device profile is, and how each figure was measured.
+pub struct Link {
+    /// Bytes that a rank receives from all others together, in 10⁹ a second.
+    pub gigabytes_per_s: f64,
+    /// Time until the first byte arrives, in microseconds.
+    pub us: f64,
+    /// A line for each collective.
+    pub sources: Vec<String>,
 }
 
 /// Parses a graph in text form.

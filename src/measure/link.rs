@@ -3,23 +3,13 @@
 //! A small tensor gives the latency of a collective, a large one its bandwidth. The times are those of rank 0, and include the
 //! wait for the slowest rank.
 
-use super::calibrate::{Request, times};
+use super::calibrate::{Link, Request, times};
 use crate::runtime::ranks::{DATA_PARALLEL, RankOptions, Ranks};
 use ckpt_passes::Result;
 use ckpt_passes::ops::collective::slice_size;
 
 /// Elements of the small tensor for each rank.
 const SMALL: u64 = 1024;
-
-/// What the link of a device profile is, and how each figure was measured.
-pub struct Link {
-    /// Bytes that a rank receives from all others together, in 10⁹ a second.
-    pub gigabytes_per_s: f64,
-    /// Time until the first byte arrives, in microseconds.
-    pub us: f64,
-    /// A line for each collective.
-    pub sources: Vec<String>,
-}
 
 /// A collective: how a graph calls it, and how often a rank receives the slices of all others.
 struct Collective {

@@ -174,7 +174,7 @@ fn a_matrix_made_of_codes_is_a_layer_of_their_name() {
         format!(
             "graph @g typed (%x: f32[n, 2]) -> (%y, %z) {{
   init %h.fc.weight_Q4 : u8[3] = [16, 50, 84]
-  init %scale : f32[] = [2]
+  init %scale : f32[] = 2.0
   %w = Dequantize %h.fc.weight_Q4, %scale {{bits=4, shape=[3, 2]}} : f32[3, 2]
   %t = Transpose %w {{perm=[1, 0]}} : f32[2, 3]
   %y = MatMul %x, %t : f32[n, 3]
