@@ -1,4 +1,4 @@
-//! The values of the loss: from the results of the last products of a model to the loss, and their cotangents.
+//! The loss side of a training graph: everything between the last matrix products and the loss, and the cotangents of it.
 
 use super::gradients::{FOUND_INF, GRAD_NORM, trained, training_outputs};
 use super::sizes::Sizes;
@@ -23,7 +23,7 @@ fn is_border(node: &Node) -> bool {
 }
 
 /// Returns the largest value of the loss side and its bytes, the first of equal ones; `None` where no output is a
-/// loss. Gradients of parameters are none of them.
+/// loss. Gradients of parameters do not count.
 pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
     let is_scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
     let of_training = training_outputs(graph);
@@ -33,6 +33,9 @@ pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
     };
     let losses = graph.outputs().iter().copied().filter(is_loss);
     let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
+    if open.is_empty() {
+        return None;
+    }
     let mut seen = SecondaryMap::new(graph.node_bound(), false);
     while let Some(id) = open.pop() {
         let node = graph.node(id);
@@ -44,15 +47,13 @@ pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
             open.extend(graph.operand_nodes(id));
         }
     }
-    if !graph.order().iter().any(|id| seen[*id]) {
-        return None;
-    }
-    // Backward: all that is computed of these values without a product.
+    // Backward: what is computed from these values without a product, and the products that are computed again for it.
     let gradients: BTreeSet<ValueId> = trained(graph).into_values().collect();
     let is_gradient = |v: &ValueId| gradients.contains(v);
     // The norm of all gradients is computed of every cotangent, and sizes of labels cut hidden states.
     let links = |v: &ValueId| graph.ty(*v).dtype.is_float() && !graph.ty(*v).elements().is_one();
     let is_link = |id: NodeId| graph.node(id).outs.iter().any(links);
+    let mut again: Vec<NodeId> = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
         if node.role != Role::Backward || is_border(node) || node.outs.iter().any(is_gradient) {
@@ -60,17 +61,10 @@ pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
         }
         let mut operands = graph.operand_nodes(*id);
         seen[*id] |= operands.any(|operand| seen[operand] && is_link(operand));
+        if seen[*id] {
+            again.extend(graph.operand_nodes(*id));
+        }
     }
-    // Products that are computed again for these.
-    let again: Vec<NodeId> = graph
-        .order()
-        .iter()
-        .filter(|id| {
-            let node = graph.node(**id);
-            seen[**id] && node.role == Role::Backward && !is_border(node)
-        })
-        .flat_map(|id| graph.operand_nodes(*id))
-        .collect();
     for id in again {
         seen[id] = true;
     }

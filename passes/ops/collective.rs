@@ -175,7 +175,7 @@ pub static ALL_GATHER: OpDef = OpDef {
     ..row("AllGather", OpClass::Exchange, Effect::Pure)
 };
 
-/// Returns true for an op that takes as long as the link between ranks.
+/// Returns true for an op whose time is that of the link between ranks.
 pub fn is_exchange(op: &OpDef) -> bool {
     op.class == OpClass::Exchange || op == &GATHER_SLICES
 }

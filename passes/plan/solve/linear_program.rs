@@ -70,7 +70,7 @@ impl Matrix {
     }
 }
 
-/// A point of the iteration, with the product of the transposed matrix and the duals.
+/// An iterate: primal and dual variables, and the transposed matrix times the duals.
 #[derive(Clone)]
 struct Point {
     primal: Vec<f64>,

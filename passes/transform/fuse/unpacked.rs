@@ -44,7 +44,7 @@ impl Pattern for Unpacked {
     }
 }
 
-/// Returns the codes that a lookup or cast makes numbers of.
+/// Returns the codes that a lookup or a cast turns into numbers.
 pub(super) fn find(m: &mut Matcher, id: NodeId) -> Option<Found> {
     let graph = m.graph;
     let node = graph.node(id);
