@@ -325,7 +325,8 @@ impl Offloading<'_> {
         let mut offloaded = offloaded.to_vec();
         // The certificate of the first plan for these results, and how much less is asked for because plans were over it.
         let (mut proven, mut less_bytes) = (None::<Certificate>, 0);
-        for _ in 0..=offloaded.len() + RETRIES {
+        let (mut shrinks, mut retries) = (0, 0);
+        loop {
             let expanded = ExpandedProblem::new(&input.problem, &offloaded, price)?;
             let goal = match (&self.request.goal, &proven) {
                 (Goal::Budget(_), Some(proven)) => {
@@ -342,9 +343,11 @@ impl Offloading<'_> {
             let steps = expanded.steps(plan.runs());
             let fetched = steps.iter().filter(|step| matches!(step, Step::Fetch(_)));
             let used: BTreeSet<OpIdx> = fetched.map(|step| step.op()).collect();
-            if used.len() < expanded.offloaded.len() {
+            let is_used = used.len() == expanded.offloaded.len();
+            if !is_used && shrinks < SHRINKS {
                 // Without the others the problem is smaller, and what is proven of it is proven of this plan.
                 (offloaded, proven, less_bytes) = (used.into_iter().collect(), None, 0);
+                (shrinks, retries) = (shrinks + 1, 0);
                 continue;
             }
             if proven.is_some() {
@@ -355,10 +358,12 @@ impl Offloading<'_> {
             let peak_bytes = evaluate(&input.problem, &steps)?.peak_bytes;
             let budget_bytes = plan.certificate.as_ref().map(|c| c.budget_bytes);
             match budget_bytes.and_then(|budget| peak_bytes.checked_sub(budget)) {
-                Some(over_bytes) if over_bytes > 0 => {
+                Some(over_bytes) if over_bytes > 0 && retries < RETRIES => {
                     less_bytes += over_bytes;
                     proven = plan.certificate;
+                    retries += 1;
                 }
+                Some(1..) => break,
                 _ => {
                     let room = Room {
                         peak_bytes: budget_bytes.unwrap_or(peak_bytes),
@@ -370,7 +375,7 @@ impl Offloading<'_> {
                     };
                     let problem = &expanded.problem;
                     let base = evaluate(problem, &problem.given_order())?.cost;
-                    let is_proven = !offload.streams || price == Price::Hidden;
+                    let is_proven = is_used && (!offload.streams || price == Price::Hidden);
                     let proves = is_proven.then_some(base);
                     return Ok(self.replanned(plan, &steps, proves)?);
                 }
@@ -425,7 +430,10 @@ impl Offloading<'_> {
 }
 
 /// How often a plan is asked for again that was over its budget once its transfers were placed.
-const RETRIES: usize = 4;
+const RETRIES: usize = 8;
+
+/// How often the results that a plan leaves on the device are taken from the set, and the rest is planned anew.
+const SHRINKS: usize = 4;
 
 /// The number of equal shares into which `auto` divides the order of candidates.
 const CUTS: usize = 8;

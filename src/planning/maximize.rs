@@ -2,20 +2,30 @@
 //!
 //! What a single op must hold at once, or the outputs together, is a bound that needs no planner: where it alone is over
 //! the budget nothing fits. As long as no value shrinks while the dim grows (checked at every doubling) the bound never
-//! falls, so the first size at which it is over the budget ends the search. Below it the planner is tried from the top
-//! down, one size after the other, because neither what a planner finds nor overhead need be monotone; the first size
-//! that works is the largest. Where the bound leaves more than [`EXHAUSTIVE`] sizes, bisection comes first and only that
-//! many sizes above its answer are tried; the result says which it was.
+//! falls, so the first size at which it is over the budget ends the search.
+//!
+//! Where that leaves at most [`EXHAUSTIVE`] sizes, the planner is tried from the top down, one size after the other, because
+//! neither what a planner finds nor overhead need be monotone. The first size that works is the largest. Where there are
+//! more sizes, quick plans find by bisection a size that works. From there, plans of the effort that is asked for go up
+//! in steps of a 32nd while they fit, and then bisect down to one part in [`PARTS`]. The result says which it was.
 
 use super::step::TrainingStep;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::{Budget, PlanOutcome, PlanRequest, Policy, ValueIdx, ValueKind, plan};
+use ckpt_passes::plan::{
+    Budget, Effort, PlanOutcome, PlanRequest, Policy, ValueIdx, ValueKind, plan,
+};
 use ckpt_passes::{Error, Kind, Result};
 use serde::Serialize;
 
 /// So many sizes are tried one by one.
 pub const EXHAUSTIVE: i64 = 256;
+
+/// Among more sizes, the search ends where what may still be gained is less than this share of a size.
+const PARTS: i64 = 128;
+
+/// The same of the quick plans that come first, and the share of a size by which the others go up.
+const QUICK_PARTS: i64 = 32;
 
 /// Larger sizes are not looked for.
 const MAX_SIZE: i64 = 1 << 31;
@@ -99,7 +109,7 @@ pub fn maximize(
     let search = Search {
         training: &training,
         request: &at_one,
-        plan: &request.plan.with_budget(budget),
+        plan: request.plan.with_budget(budget),
         goal,
     };
     let Some((impossible_from, grows)) = search.impossible_from(&least)? else {
@@ -111,37 +121,14 @@ pub fn maximize(
             ),
         ));
     };
-    let mut tried = 0;
-    let mut good: Option<(i64, TrainingStep, PlanOutcome)> = None;
-    let mut failed_at = impossible_from;
-    // Bisection, until few enough sizes are left above what is known to work.
-    while failed_at - good.as_ref().map_or(0, |g| g.0) > EXHAUSTIVE + 1 {
-        let known = good.as_ref().map_or(0, |g| g.0);
-        let middle = known + (failed_at - known) / 2;
-        tried += 1;
-        match search.attempt(middle)? {
-            Some((step, outcome)) => good = Some((middle, step, outcome)),
-            None => failed_at = middle,
-        }
-    }
-    let every = failed_at == impossible_from;
-    let bottom = good.as_ref().map_or(0, |g| g.0);
-    // From the top: of a bisection's bracket as far as the limit goes, else everything.
-    let top = if every {
-        impossible_from
-    } else {
-        (bottom + EXHAUSTIVE + 1).min(impossible_from)
+    let is_exhaustive = impossible_from <= EXHAUSTIVE + 1;
+    let (good, tried) = match is_exhaustive {
+        true => search.from_the_top(impossible_from)?,
+        false => search.by_bisection(impossible_from)?,
     };
-    for size in (bottom + 1..top).rev() {
-        tried += 1;
-        if let Some((step, outcome)) = search.attempt(size)? {
-            good = Some((size, step, outcome));
-            break;
-        }
-    }
     let Some((size, step, outcome)) = good else {
         // The reason why size 1 does not work.
-        return match plan(&least.input, search.plan) {
+        return match plan(&least.input, &search.plan) {
             Ok(_) => Err(Error::budget(format!(
                 "no size of `{}` is within {} % overhead",
                 goal.dim,
@@ -154,7 +141,7 @@ pub fn maximize(
         dim: goal.dim.into(),
         size,
         impossible_from: Some(impossible_from),
-        is_exhaustive: every && grows,
+        is_exhaustive: is_exhaustive && grows,
         tried,
         max_overhead_pct: goal.max_overhead_pct,
     };
@@ -165,11 +152,71 @@ struct Search<'a> {
     training: &'a Graph,
     /// Its last dim is the wanted one.
     request: &'a Request,
-    plan: &'a PlanRequest,
+    plan: PlanRequest,
     goal: &'a Goal<'a>,
 }
 
+/// A size that works, with its step and plan.
+type Fitting = (i64, TrainingStep, PlanOutcome);
+
 impl Search<'_> {
+    /// Returns the largest size below `end` that works, and the number of sizes tried. No larger size was left out.
+    fn from_the_top(&self, end: i64) -> Result<(Option<Fitting>, usize)> {
+        for size in (1..end).rev() {
+            if let Some((step, outcome)) = self.attempt(size, &self.plan)? {
+                return Ok((Some((size, step, outcome)), (end - size) as usize));
+            }
+        }
+        Ok((None, (end - 1) as usize))
+    }
+
+    /// Returns the largest size below `end` that bisection finds, and the number of sizes tried.
+    fn by_bisection(&self, end: i64) -> Result<(Option<Fitting>, usize)> {
+        let quick = PlanRequest {
+            effort: Effort::First,
+            ..self.plan.clone()
+        };
+        let (mut good, mut tried): (Option<Fitting>, usize) = (None, 0);
+        let (mut low, mut high) = (0, end);
+        while high - low > 1 && (high - low) * QUICK_PARTS > low {
+            let middle = low + (high - low) / 2;
+            tried += 1;
+            match self.attempt(middle, &quick)? {
+                Some((step, outcome)) => {
+                    good = Some((middle, step, outcome));
+                    low = middle;
+                }
+                None => high = middle,
+            }
+        }
+        // With more effort larger sizes may work.
+        (low, high) = (low.max(1), end);
+        let mut is_quick = true;
+        loop {
+            let left = high - low;
+            let is_close = left <= 1 || (high < end && left * PARTS <= low);
+            let next = match high == end {
+                _ if is_close => low,
+                true => low + (low / QUICK_PARTS).clamp(1, left - 1),
+                false => low + left / 2,
+            };
+            if is_close && !is_quick {
+                return Ok((good, tried));
+            }
+            tried += 1;
+            match self.attempt(next, &self.plan)? {
+                Some((step, outcome)) => {
+                    good = Some((next, step, outcome));
+                    (low, is_quick) = (next, false);
+                }
+                None => high = next,
+            }
+            if is_close {
+                return Ok((good, tried));
+            }
+        }
+    }
+
     /// Returns the step at that size; `None` where the model itself does not work at it, or would read beyond a table.
     fn step(&self, size: i64) -> Result<Option<TrainingStep>> {
         let mut request = self.request.clone();
@@ -184,14 +231,18 @@ impl Search<'_> {
     }
 
     /// Returns a plan at that size; `None` where there is none, or only with too much overhead.
-    fn attempt(&self, size: i64) -> Result<Option<(TrainingStep, PlanOutcome)>> {
+    fn attempt(
+        &self,
+        size: i64,
+        request: &PlanRequest,
+    ) -> Result<Option<(TrainingStep, PlanOutcome)>> {
         let Some(step) = self.step(size)? else {
             return Ok(None);
         };
         if self.is_impossible(&step)? {
             return Ok(None);
         }
-        let outcome = match plan(&step.input, self.plan) {
+        let outcome = match plan(&step.input, request) {
             Ok(outcome) => outcome,
             Err(failure) if failure.is_infeasible() => return Ok(None),
             Err(failure) => return Err(failure.into()),
