@@ -6,8 +6,8 @@
 //!
 //! Where that leaves at most [`EXHAUSTIVE`] sizes, the planner is tried from the top down, one size after the other, because
 //! neither what a planner finds nor overhead need be monotone. The first size that works is the largest. Where there are
-//! more sizes, quick plans find by bisection a size that works. From there, plans of the effort that is asked for go up
-//! in steps of a 32nd while they fit, and then bisect down to one part in [`PARTS`]. The result says which it was.
+//! more sizes, quick plans find one that works by bisection. Plans of the effort that is asked for then try a few sizes above
+//! it, [`PARTS`] apart. The result says which it was.
 
 use super::step::TrainingStep;
 use ckpt_passes::compile::Request;
@@ -21,11 +21,11 @@ use serde::Serialize;
 /// So many sizes are tried one by one.
 pub const EXHAUSTIVE: i64 = 256;
 
-/// Among more sizes, the search ends where what may still be gained is less than this share of a size.
-const PARTS: i64 = 128;
+/// Among more sizes, those that are tried lie this part of a size apart.
+const PARTS: i64 = 64;
 
-/// The same of the quick plans that come first, and the share of a size by which the others go up.
-const QUICK_PARTS: i64 = 32;
+/// How many of them are tried above the size that quick plans find.
+const TOPS: i64 = 4;
 
 /// Larger sizes are not looked for.
 const MAX_SIZE: i64 = 1 << 31;
@@ -178,7 +178,7 @@ impl Search<'_> {
         };
         let (mut good, mut tried): (Option<Fitting>, usize) = (None, 0);
         let (mut low, mut high) = (0, end);
-        while high - low > 1 && (high - low) * QUICK_PARTS > low {
+        while high - low > 1 && (high - low) * PARTS > low {
             let middle = low + (high - low) / 2;
             tried += 1;
             match self.attempt(middle, &quick)? {
@@ -189,30 +189,23 @@ impl Search<'_> {
                 None => high = middle,
             }
         }
-        // With more effort larger sizes may work.
-        (low, high) = (low.max(1), end);
-        let mut is_quick = true;
+        // With more effort larger sizes may work, also above one that does not: from the top down, as often as the top works.
+        let mut low = low.max(1);
         loop {
-            let left = high - low;
-            let is_close = left <= 1 || (high < end && left * PARTS <= low);
-            let next = match high == end {
-                _ if is_close => low,
-                true => low + (low / QUICK_PARTS).clamp(1, left - 1),
-                false => low + left / 2,
-            };
-            if is_close && !is_quick {
-                return Ok((good, tried));
-            }
-            tried += 1;
-            match self.attempt(next, &self.plan)? {
-                Some((step, outcome)) => {
-                    good = Some((next, step, outcome));
-                    (low, is_quick) = (next, false);
+            let step = (low / PARTS).max(1);
+            let tops = (0..=TOPS).rev().map(|steps| low + steps * step);
+            let mut worked = None;
+            for size in tops.filter(|size| *size < end) {
+                tried += 1;
+                if let Some((step, outcome)) = self.attempt(size, &self.plan)? {
+                    good = Some((size, step, outcome));
+                    worked = Some(size);
+                    break;
                 }
-                None => high = next,
             }
-            if is_close {
-                return Ok((good, tried));
+            match worked {
+                Some(size) if size == low + TOPS * step => low = size,
+                _ => return Ok((good, tried)),
             }
         }
     }
