@@ -1,7 +1,7 @@
 """Trains models of five architectures with twelve losses in chunks, and compares peaks, losses and gradients.
 
     python tools loss_peaks --ckpt-opt BINARY [--only NAME,…] [--bodies decoder,…] [--exporters dynamo,file] [--keep FOLDER]
-        [--page FILE.md]
+        [--results FILE.jsonl] [--page FILE.md]
 
 A small decoder, encoder, encoder-decoder, mixture of experts and vision transformer of transformers, each with a head of many
 classes and a loss of `loss_forms`, is exported as ONNX and as a torch.export file (`.pt2`), and compiled with head and loss in
@@ -15,6 +15,7 @@ Needs tools/requirements-torch.txt. Exit code 1 if a row fails.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +92,8 @@ class OnBody(Model):
         torch.manual_seed(5)
         self.name = name
         self.body = BODIES[name]()
-        self.add_head(form, VOCAB, WIDTH)
+        # What a contrastive loss compares is rows with rows; its projection is no head.
+        self.add_head(form, 4 * WIDTH if form is FORMS["contrastive"] else VOCAB, WIDTH)
         # ONNX Runtime's Sigmoid ends at -18, which log-probabilities of whole sequences would pass.
         self.reference_head.mul_(0.1)
 
@@ -105,13 +107,13 @@ class OnBody(Model):
         return self.form.loss(self, h, labels)
 
 
-def example(name: str) -> dict[str, np.ndarray]:
-    """Returns inputs for a body: tokens or a picture, and labels."""
+def example(name: str, pictures: int, batch: int) -> dict[str, np.ndarray]:
+    """Returns inputs for a body: tokens of a batch or some pictures, and labels."""
     n = np.random.default_rng(7)
     if name == "vision":
-        pixels = n.standard_normal((1, 3, SIDE, SIDE)).astype(np.float32)
-        return {"input_ids": pixels, "labels": n.integers(0, VOCAB, (1, SIDE * SIDE))}
-    ids, labels = n.integers(PADDING, TOKENS, (BATCH, SEQ)), n.integers(0, VOCAB, (BATCH, SEQ))
+        pixels = n.standard_normal((pictures, 3, SIDE, SIDE)).astype(np.float32)
+        return {"input_ids": pixels, "labels": n.integers(0, VOCAB, (pictures, SIDE * SIDE))}
+    ids, labels = n.integers(PADDING, TOKENS, (batch, SEQ)), n.integers(0, VOCAB, (batch, SEQ))
     return {"input_ids": ids, "labels": labels}
 
 
@@ -133,7 +135,8 @@ class Trained(Case):
     def __init__(self, compiler: Compiler, loss: str, body: str, exporter: str, folder: Path) -> None:
         super().__init__(compiler, loss, exporter, folder, 1)
         self.model = OnBody(self.form, body).eval()
-        self.feed = example(body)
+        # Scores of rows with rows are wide where there are many rows.
+        self.feed = example(body, 4, 4 * BATCH) if loss == "contrastive" else example(body, 1, BATCH)
         self.folded: list[str] = []
         self.row: dict[str, Any] = {"loss": loss, "body": body, "exporter": exporter}
 
@@ -180,37 +183,57 @@ def main() -> int:
     parser.add_argument("--bodies", type=options.words_of(BODIES), default=list(BODIES), help="comma-separated names")
     parser.add_argument("--exporters", type=options.words_of(EXPORTERS), default=list(EXPORTERS))
     parser.add_argument("--keep", type=Path, help="keep the files in this folder")
+    parser.add_argument("--results", type=Path, help="a file of rows (.jsonl); those in it are not made again")
     options.add_page(parser)
     given = parser.parse_args()
     compiler = Compiler(given.ckpt_opt)
+    rows = [json.loads(row) for row in given.results.read_text().splitlines()] if is_file(given.results) else []
+    done = [(row["loss"], row["body"], row["exporter"]) for row in rows]
+    cases = [(loss, body, way) for loss in given.only for body in given.bodies for way in given.exporters]
+    cases = [case for case in cases if case[2] in FORMS[case[0]].exporters]
+    with options.folder_or_scratch(given.keep) as kept, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases:
+            if case in done:
+                continue
+            rows.append(row_of(compiler, *case, kept / "-".join(case)))
+            print(line(rows[-1]), *rows[-1]["wrong"], sep="\n", flush=True)
+            if given.results:
+                with given.results.open("a") as results:
+                    results.write(json.dumps(rows[-1]) + "\n")
+    rows = sorted((row for row in rows if place(row) in cases), key=lambda row: cases.index(place(row)))
     lines = [
         page.head(f"PyTorch {torch.__version__}, {VOCAB} classes, {CHUNKS} chunks", 1),
         "",
         "| loss | body | exporter | peak, % of a tensor of scores | loss and gradients |",
         "|---|---|---|--:|---|",
+        *(line(row) for row in rows if "peak" in row),
     ]
-    print("\n".join(lines), flush=True)
-    notes, failures = [], []
-    cases = [(loss, body, way) for loss in given.only for body in given.bodies for way in given.exporters]
-    with options.folder_or_scratch(given.keep) as kept, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for loss, body, exporter in cases:
-            if exporter not in FORMS[loss].exporters:
-                continue
-            folder = kept / f"{loss}-{body}-{exporter}"
-            folder.mkdir(exist_ok=True)
-            case = Trained(compiler, loss, body, exporter, folder)
-            try:
-                wrong = case.check()
-            except Refused as refused:
-                wrong = [str(refused)]
-            except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
-                notes.append(f"{loss} on {body} by {exporter}: not exported: {str(error).splitlines()[0]}")
-                continue
-            if case.folded:
-                notes.append(f"{body} by {exporter}: the exporter made {', '.join(case.folded)} a constant")
-            case.row["held"] = "no" if wrong else "as PyTorch's and ONNX Runtime's"
-            lines.append(line(case.row))
-            print("\n".join([lines[-1], *wrong]), flush=True)
-            failures += [f"{loss} on {body} by {exporter}: {text}" for text in wrong]
-    return page.finish("Losses in chunks", lines, list(dict.fromkeys(notes)), failures, given.page)
+    notes = dict.fromkeys(row["note"] for row in rows if row["note"])
+    failures = [f"{' on '.join(place(row)[:2])} by {row['exporter']}: {text}" for row in rows for text in row["wrong"]]
+    return page.finish("Losses in chunks", lines, list(notes), failures, given.page)
+
+
+def is_file(path: Path | None) -> bool:
+    return path is not None and path.exists()
+
+
+def place(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["loss"], row["body"], row["exporter"]
+
+
+def row_of(compiler: Compiler, loss: str, body: str, exporter: str, folder: Path) -> dict[str, Any]:
+    """Returns what a case took, what is wrong with it, and a note."""
+    folder.mkdir(exist_ok=True)
+    case = Trained(compiler, loss, body, exporter, folder)
+    note = ""
+    try:
+        wrong = case.check()
+    except Refused as refused:
+        wrong = [str(refused)]
+    except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
+        wrong, note = [], f"{loss} on {body} by {exporter}: not exported: {str(error).splitlines()[0]}"
+    if case.folded:
+        note = f"{body} by {exporter}: the exporter made {', '.join(case.folded)} a constant"
+    held = "no" if wrong else "as PyTorch's and ONNX Runtime's"
+    return case.row | {"held": held, "wrong": wrong, "note": note}
