@@ -714,7 +714,10 @@ fn what_ranks_cannot_share_is_refused_by_name() {
         (&["--mesh", "tp=2,tp=2"], "dp=N"),
         (&["--mesh", "tp=3"], "no multiple of 3"),
         (&["--mesh", "tp=2", "--shard", "grads"], "keep no slices"),
-        (&["--mesh", "tp=2", "--lora", "r=2"], "get adapters"),
+        (
+            &["--mesh", "tp=2", "--lora", "r=2,targets=*"],
+            "get adapters",
+        ),
         (
             &["--mesh", "tp=2", "--optimizer", "muon"],
             "no rank can have a part",
