@@ -94,6 +94,16 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         )
         .help("give the model that it was made from"));
     }
+    if let Some(mesh) = &request.mesh {
+        mesh.check()?;
+        if mesh.tp > 1 && request.lora.is_some() {
+            return Err(
+                Error::usage("mesh", "ranks do not share layers that get adapters")
+                    .found(format!("--mesh {mesh} and --lora"))
+                    .help("leave --lora or tp out"),
+            );
+        }
+    }
     let usual = match (forward, request.fuse) {
         (true, true) => FROM_FORWARD,
         (true, false) => UNFUSED,

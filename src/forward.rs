@@ -37,7 +37,7 @@ pub fn forward(graph: &Graph) -> Result<Graph> {
     let mut forward = graph.clone();
     strip_plan(&mut forward);
     let loss = loss(&forward)?;
-    // Ranks gather what they keep slices of before they evaluate.
+    // Ranks gather what they keep slices of before they evaluate. Parts are read as they are.
     let mut forward = with_whole_parameters(&forward).into_owned();
     forward.set_outputs(vec![loss]);
     dce(&mut forward);

@@ -284,7 +284,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         loss: chunks(keys::TILE)?,
         mlp: chunks(keys::TILE_MLP)?,
     };
-    let ranks = meta.get(keys::MESH).map(|t| Mesh::parse(t)).transpose()?;
+    let mesh = meta.get(keys::MESH).map(|t| Mesh::parse(t)).transpose()?;
     let shard = meta.get(keys::SHARD).map(|t| Shard::parse(t)).transpose()?;
     let bucket = meta.get(keys::BUCKET).and_then(|t| t.parse().ok());
     let request = Request {
@@ -321,10 +321,10 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             master_weights: truth(keys::MASTER_WEIGHTS)?,
             stochastic_rounding: truth(keys::STOCHASTIC_ROUNDING)?,
         },
-        mesh: ranks.map(|ranks| Mesh {
-            ranks,
+        mesh: mesh.map(|mesh| Mesh {
             shard: shard.unwrap_or_default(),
             bucket_bytes: bucket.unwrap_or_default(),
+            ..mesh
         }),
         ..Request::default()
     };

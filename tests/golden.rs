@@ -207,12 +207,8 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         ("master_weights", "") => options.updates.master_weights = value == "true",
         ("fuse_optimizer", "") => options.updates.fuse = value == "true",
         ("mesh", "") => {
-            let ranks = Mesh::parse(value).map_err(|e| e.to_string())?;
-            options.mesh = Some(Mesh {
-                ranks,
-                shard: Shard::None,
-                bucket_bytes: 0,
-            });
+            let mesh = Mesh::parse(value).map_err(|e| e.to_string())?;
+            options.mesh = Some(mesh);
         }
         ("bucket", "") => {
             let mesh = options.mesh.as_mut().ok_or("`bucket` follows `mesh`")?;

@@ -1,7 +1,7 @@
 //! What a training graph trains: gradients by their names, optimizer updates, and the states that updates keep.
 
 use crate::ir::{Def, Graph, Node, NodeId, Origin, Role, Tensor, ValueId};
-use crate::ops::collective::{ALL_GATHER, GATHER_SLICES};
+use crate::ops::collective::{ALL_GATHER, GATHER_SLICES, OWN_PART, own_parts};
 use crate::ops::optimizer::REPLACE;
 use crate::ops::shape::EXPAND;
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,11 +125,14 @@ pub fn updated(graph: &Graph) -> Vec<(ValueId, ValueId)> {
     updates(graph).filter_map(gradient).collect()
 }
 
-/// Returns the parameter of which an input is the rank's slice, if it is one.
-fn sharded_by(graph: &Graph, slice: ValueId) -> Option<ValueId> {
-    let readers = graph.value(slice).uses().iter();
-    let mut gathers = readers.filter(|u| u.slot == 1 && graph.node(u.node).op == &ALL_GATHER);
-    gathers.find_map(|u| graph.node(u.node).operand(0))
+/// Returns the parameter of which an input is the rank's slice or part, if it is one.
+fn sharded_by(graph: &Graph, shard: ValueId) -> Option<ValueId> {
+    let mut readers = graph.value(shard).uses().iter();
+    readers.find_map(|u| match (graph.node(u.node), u.slot) {
+        (node, 1) if node.op == &ALL_GATHER => node.operand(0),
+        (node, 0) if node.op == &OWN_PART => node.operand(1),
+        _ => None,
+    })
 }
 
 /// Returns the update that makes a value, if one does.
@@ -152,12 +155,12 @@ pub fn counts_steps(graph: &Graph) -> bool {
 pub enum Start {
     /// Zeros; false for a truth value.
     Zeros,
-    /// The elements of a parameter, or a rank's slice of them, in the type of the state.
+    /// The elements of a parameter, or a rank's slice or part of them, in the type of the state.
     Widened(ValueId),
 }
 
 /// Returns what an input of [`states`] holds before the first step: a master weight is the parameter that is its rounding, and
-/// a shard the rank's slice of its parameter.
+/// a shard the rank's slice or part of its parameter.
 pub fn start(graph: &Graph, state: ValueId) -> Start {
     let later = |v: ValueId| {
         let mut uses = graph.value(v).uses().iter();
@@ -175,8 +178,15 @@ pub fn start(graph: &Graph, state: ValueId) -> Start {
     parameter.map_or(Start::Zeros, Start::Widened)
 }
 
-/// Returns the inputs that are optimizer states: tensors that updates update and that are no parameters.
+/// Returns the inputs that are optimizer states: tensors that updates update and that are no parameters. A rank's slice or part
+/// of a parameter is one of them.
 pub fn states(graph: &Graph) -> Vec<ValueId> {
     let old = updates(graph).map(|(old, _)| old);
-    old.filter(|v| graph.value(*v).def == Def::Input).collect()
+    let mut states: Vec<ValueId> = old.filter(|v| graph.value(*v).def == Def::Input).collect();
+    for part in own_parts(graph) {
+        if !states.contains(&part.input) {
+            states.push(part.input);
+        }
+    }
+    states
 }

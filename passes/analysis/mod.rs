@@ -23,6 +23,7 @@ pub mod fused_updates;
 pub mod gradients;
 pub mod index_bounds;
 pub mod index_spans;
+pub mod layer_parts;
 pub mod layers;
 pub mod liveness;
 pub mod loss_values;

@@ -6,6 +6,7 @@ use crate::analysis::sizes::Binding;
 use crate::analysis::zero_gradients::zero_gradients;
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase, ValueId};
+use crate::ops::collective::drop_shared;
 use crate::plan::chunks::Chunks;
 use crate::plan::offload;
 use crate::plan::plan::Plan;
@@ -21,6 +22,7 @@ use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::overlap::overlap;
 use crate::transform::stop_gradient::self_differences;
+use crate::transform::tensor_parallel::share_layers;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
 
 const ANY: &[Phase] = &[
@@ -156,7 +158,7 @@ static AUTODIFF: Pass = Pass {
             Some(_) => parameters(graph, &cx.adapters.selection(selection))?,
             None => parameters(graph, selection)?,
         };
-        let trained: Vec<_> = cx
+        let mut trained: Vec<_> = cx
             .parameters
             .iter()
             .filter(|p| p.trainable)
@@ -171,10 +173,16 @@ static AUTODIFF: Pass = Pass {
         }
         let seeds: Vec<ValueId> = cx.seeds.iter().map(|seed| seed.value).collect();
         let zero_ratios = self_differences(graph, &trained, &seeds);
-        if let Some(mesh) = &cx.request.mesh {
-            weigh_loss(graph, &mut cx.seeds, mesh)?;
+        let mesh = cx.request.mesh.unwrap_or_default();
+        if mesh.dp > 1 {
+            weigh_loss(graph, &mut cx.seeds, &mesh)?;
+        }
+        if mesh.tp > 1 {
+            let shared = share_layers(graph, &mut trained, mesh.tp)?;
+            cx.warnings.push(shared.note(mesh.tp));
         }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
+        drop_shared(graph);
         let zero: Vec<String> = zero_gradients(graph)
             .into_iter()
             .map(|v| format!("`{}`", graph.value(v).name))
@@ -327,7 +335,7 @@ fn bound(graph: &Graph, binding: &Binding, request: &Request) -> Result<BoundGra
 
 /// Returns the mesh whose ranks sum whole gradients: updates take slices of them otherwise.
 fn reducing(request: &Request) -> Option<&Mesh> {
-    let mesh = request.mesh.as_ref()?;
+    let mesh = request.mesh.as_ref().filter(|mesh| mesh.dp > 1)?;
     let takes_slices = mesh.shard >= Shard::Grads && request.updates.optimizer.is_some();
     (!takes_slices).then_some(mesh)
 }
@@ -387,7 +395,7 @@ static GATHER: Pass = Pass {
 
 /// Returns the bytes of a bucket, where sums run beside other nodes.
 fn bucket_bytes(request: &Request) -> Option<u64> {
-    let mesh = request.mesh.filter(|mesh| mesh.ranks > 1);
+    let mesh = request.mesh.filter(|mesh| mesh.dp > 1);
     mesh.map(|mesh| mesh.bucket_bytes).filter(|n| *n > 0)
 }
 

@@ -8,11 +8,13 @@
 
 mod apart;
 mod cut;
+mod parted;
 
 pub use apart::{ApartCx, examples_apart};
 use ckpt_ir::op::{BatchAxes, OpDef};
 use ckpt_ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
 pub use cut::{CutCx, cut, own_axes};
+pub use parted::{PartCx, Parted, Summed, parted, summed};
 
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};

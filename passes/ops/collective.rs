@@ -1,4 +1,5 @@
-//! Sums and slices over the ranks of a group: processes that run one graph on different rows of a batch.
+//! Sums, slices and parts over the ranks of a group: processes that run one graph on different rows of a batch, or that have
+//! different parts of its layers.
 //!
 //! A tensor of n elements has one slice for each of N ranks: the next ⌈n/N⌉ elements in row-major order, and at the end of
 //! the tensor fewer or none. A slice as a value of its own has ⌈n/N⌉ elements on every rank, zeros at its end, so that all
@@ -13,11 +14,15 @@
 //!
 //! A sum may run beside the nodes after it: a `Start` node begins it, and what it makes is not to be read until `Wait`. Sums that
 //! are begun one after the other are exchanged together, once they have `bucket` bytes or one of them is waited for.
+//!
+//! A part of a tensor ([`Part`]) has some of the indices of one axis, and the same number on every rank. What ranks compute of
+//! their parts of a layer is added up by [`ALL_REDUCE`]; what they read alike is [`SHARED`] (Shoeybi et al. 2019, Megatron-LM,
+//! arXiv 1909.08053, where the two are called g and f).
 
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{BatchAxes, Body, Domain, Effect, Grad, InferCx, OpClass, OpDef, free, fresh};
-use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Graph, Node, Ty, ValueId};
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Def, Dim, Graph, Node, NodeId, Ty, ValueId};
 
 /// The rows of this family.
 pub const ROWS: &[&OpDef] = &[
@@ -29,10 +34,14 @@ pub const ROWS: &[&OpDef] = &[
     &GATHER_SLICES,
     &ALL_GATHER,
     &OWN_SLICE,
+    &OWN_PART,
+    &SHARED,
 ];
 
 /// The group of ranks that train on different examples.
 pub const DATA_PARALLEL: &str = "dp";
+/// The group of ranks that have different parts of the layers, and the same examples.
+pub const TENSOR_PARALLEL: &str = "tp";
 
 /// Attribute: the name of the group.
 pub const GROUP: &str = "group";
@@ -40,6 +49,10 @@ pub const GROUP: &str = "group";
 pub const RANKS: &str = "ranks";
 /// Attribute: the bytes of sums that are exchanged together.
 pub const BUCKET: &str = "bucket";
+/// Attribute: the axis of a [`Part`].
+const AXIS: &str = "axis";
+/// Attribute: its pieces.
+const PIECES: &str = "pieces";
 
 /// Returns the attributes of a collective.
 pub fn of_group(group: &str, ranks: u32) -> Attrs {
@@ -59,6 +72,127 @@ pub fn slice_of(elements: i64, ranks: i64, rank: i64) -> (i64, i64) {
     let size = slice_size(elements, ranks);
     let from = rank.saturating_mul(size).min(elements);
     (from, size.min(elements - from))
+}
+
+/// Which part of a tensor each rank has: the axis consists of pieces, and of each of them the next share of indices goes to the
+/// next rank. More than one piece is where a layer has, for example, queries, keys and values side by side in one weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The axis.
+    pub axis: usize,
+    /// Sizes of the pieces, which together are the whole axis.
+    pub pieces: Vec<i64>,
+}
+
+impl Part {
+    /// Returns a part of an axis that is one piece.
+    pub fn of(axis: usize, size: i64) -> Part {
+        Part {
+            axis,
+            pieces: vec![size],
+        }
+    }
+
+    /// Returns the number of indices of the whole axis.
+    pub fn size(&self) -> i64 {
+        self.pieces.iter().sum()
+    }
+
+    /// Returns true if every rank gets the same number of indices of each piece.
+    pub fn is_even(&self, ranks: i64) -> bool {
+        self.pieces.iter().all(|n| *n > 0 && n % ranks == 0)
+    }
+
+    /// Returns the type of a rank's part of a tensor.
+    pub fn ty(&self, whole: &Ty, ranks: i64) -> Ty {
+        let mut ty = whole.clone();
+        if let Some(dim) = ty.dims.get_mut(self.axis) {
+            *dim = Dim::from(self.size() / ranks.max(1));
+        }
+        ty
+    }
+
+    /// Returns the stretches of the whole axis that a rank's part consists of, in order: the first index and their number.
+    pub fn stretches(&self, ranks: i64, rank: i64) -> Vec<(i64, i64)> {
+        let mut begin = 0;
+        let stretch = |piece: &i64| {
+            let own = piece / ranks.max(1);
+            let from = begin + rank * own;
+            begin += piece;
+            (from, own)
+        };
+        self.pieces.iter().map(stretch).collect()
+    }
+
+    /// Returns the attributes of [`OWN_PART`].
+    pub fn attrs(&self, group: &str, ranks: u32) -> Attrs {
+        of_group(group, ranks)
+            .with(AXIS, self.axis as i64)
+            .with(PIECES, self.pieces.clone())
+    }
+}
+
+/// A graph input that holds this rank's part of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnPart {
+    /// The input.
+    pub input: ValueId,
+    /// The parameter, of which the graph reads the type alone.
+    pub parameter: ValueId,
+    /// Which part it is.
+    pub part: Part,
+    /// The name of the group of ranks that have the others.
+    pub group: String,
+    /// How many ranks these are.
+    pub ranks: i64,
+}
+
+/// Returns the parts of parameters that a graph takes as inputs, in schedule order.
+pub fn own_parts(graph: &Graph) -> Vec<OwnPart> {
+    let nodes = graph.order().iter().map(|id| graph.node(*id));
+    let own = nodes.filter(|node| node.op == &OWN_PART && node.recompute_of.is_none());
+    let own = own.filter_map(|node| {
+        let (input, parameter) = (node.operand(0)?, node.operand(1)?);
+        let is_whole = matches!(graph.value(parameter).def, Def::Init(_));
+        is_whole.then(|| OwnPart {
+            input,
+            parameter,
+            part: part_of(&node.attrs),
+            group: node.attrs.str(GROUP).into(),
+            ranks: node.attrs.int(RANKS),
+        })
+    });
+    own.collect()
+}
+
+/// Returns the groups that the nodes of a graph name, each with its number of ranks.
+pub fn groups(graph: &Graph) -> Vec<(String, i64)> {
+    let nodes = graph.nodes().map(|(_, node)| node);
+    let named =
+        nodes.filter(|n| ROWS.contains(&n.op) && n.op.attrs.iter().any(|attr| attr.name == GROUP));
+    let named = named.map(|n| (n.attrs.str(GROUP).to_string(), n.attrs.int(RANKS)));
+    let all: std::collections::BTreeSet<_> = named.collect();
+    all.into_iter().collect()
+}
+
+/// Takes out what only differentiation needs: readers of a [`SHARED`] value read its operand.
+pub fn drop_shared(graph: &mut Graph) {
+    let shared = graph.nodes().filter(|(_, node)| node.op == &SHARED);
+    let shared: Vec<NodeId> = shared.map(|(id, _)| id).collect();
+    for id in &shared {
+        let node = graph.node(*id);
+        if let (Some(x), y) = (node.operand(0), node.outs[0]) {
+            graph.replace_uses(y, x);
+        }
+    }
+    graph.remove_nodes(&|id| shared.contains(&id));
+}
+
+fn part_of(attrs: &Attrs) -> Part {
+    Part {
+        axis: usize::try_from(attrs.int(AXIS)).unwrap_or(usize::MAX),
+        pieces: attrs.ints(PIECES).to_vec(),
+    }
 }
 
 const OF_GROUP: AttrSpec = AttrSpec::str(GROUP, DATA_PARALLEL);
@@ -87,8 +221,10 @@ const fn row_of(name: &'static str, of: &'static OpDef) -> OpDef {
     }
 }
 
-/// The sum of the ranks' tensors, on all ranks.
+/// The sum of the ranks' tensors, on all ranks. All of them go on with it alike, so each has the same cotangent, and that is
+/// the gradient of its own tensor.
 pub static ALL_REDUCE: OpDef = OpDef {
+    grad: Grad::First(|cx| Ok(cx.dy0())),
     ins: slots!["x"],
     outs: slots!["sum"],
     infer: |cx| {
@@ -175,6 +311,56 @@ pub static ALL_GATHER: OpDef = OpDef {
     ..row("AllGather", OpClass::Exchange, Effect::Pure)
 };
 
+/// The rank's own part of a parameter, which is the first operand. The second names the parameter and gives the type of the
+/// whole; its contents are read nowhere ([`reads_contents`]).
+pub static OWN_PART: OpDef = OpDef {
+    attrs: &[
+        OF_GROUP,
+        OF_RANKS,
+        AttrSpec::int(AXIS, 0),
+        AttrSpec::required(PIECES, AttrKind::Ints),
+    ],
+    ins: slots!["part", "parameter"],
+    outs: slots!["own"],
+    infer: |cx| {
+        checked(cx)?;
+        let (own, whole, ranks) = (cx.ty(0)?, cx.ty(1)?, cx.attrs.int(RANKS));
+        let part = part_of(cx.attrs);
+        let size = whole.dims.get(part.axis).and_then(Dim::as_const);
+        let expected = part.ty(whole, ranks);
+        let fits = own.dtype == whole.dtype && may_be_same(&own.dims, &expected.dims);
+        match size == Some(part.size()) && part.is_even(ranks) && fits {
+            true => Ok(vec![own.clone()]),
+            false => Err(cx
+                .fail("type", "`part` is not the part of a rank")
+                .expected(format!("{expected}: a share of {:?}", part.pieces))
+                .found(format!("{own} of {whole}"))),
+        }
+    },
+    grad: Grad::First(|cx| Ok(cx.dy0())),
+    cost: free,
+    memory: |cx| view_of_first(cx, |x| x.strides.clone()),
+    ..row("OwnPart", OpClass::Layout, Effect::Pure)
+};
+
+/// Its operand, which all ranks have alike and of which each rank computes something else. Each has a share of the gradient, and
+/// their sum is it. Differentiation reads this node, which is taken out afterwards ([`drop_shared`]).
+pub static SHARED: OpDef = OpDef {
+    ins: slots!["x"],
+    outs: slots!["shared"],
+    infer: |cx| {
+        checked(cx)?;
+        Ok(vec![cx.ty(0)?.clone()])
+    },
+    grad: Grad::First(|cx| {
+        let (dy, attrs) = (cx.dy0(), cx.attrs());
+        cx.b.emit(&ALL_REDUCE, &[dy], attrs)
+    }),
+    cost: free,
+    memory: |cx| view_of_first(cx, |x| x.strides.clone()),
+    ..row("Shared", OpClass::Layout, Effect::Pure)
+};
+
 /// Returns true for an op whose time is that of the link between ranks.
 pub fn is_exchange(op: &OpDef) -> bool {
     op.class == OpClass::Exchange || op == &GATHER_SLICES
@@ -195,10 +381,12 @@ pub fn received_bytes(node: &Node, whole_bytes: u64) -> u64 {
 pub fn reads_contents(graph: &Graph, value: ValueId) -> bool {
     let uses = graph.value(value).uses().iter();
     let mut uses = uses.map(|u| (graph.node(u.node).op, u.slot));
-    graph.is_output(value) || uses.any(|(op, slot)| op != &ALL_GATHER || slot > 0)
+    let is_named =
+        |op: &OpDef, slot| (op == &ALL_GATHER && slot == 0) || (op == &OWN_PART && slot == 1);
+    graph.is_output(value) || uses.any(|(op, slot)| !is_named(op, slot))
 }
 
-/// Returns true for a weight of which each rank keeps a slice: the graph reads its type alone.
+/// Returns true for a weight of which each rank keeps a slice or a part: the graph reads its type alone.
 pub fn is_sharded(graph: &Graph, weight: ValueId) -> bool {
     !graph.value(weight).uses().is_empty() && !reads_contents(graph, weight)
 }

@@ -18,7 +18,7 @@ use crate::plan::annotations::{OpAnnotations, OpRole};
 use crate::plan::index::{ByOp, ByValue, ValueIdx};
 use crate::plan::input::PlanInput;
 use crate::plan::times::Times;
-use crate::transform::gather::with_whole_parameters;
+use crate::transform::gather::with_own_parameters;
 
 /// A graph at known sizes, with what planning it takes and what applies its plan.
 pub struct BoundGraph {
@@ -65,7 +65,7 @@ impl BoundGraph {
         } = options;
         let sizes = Sizes::new(graph, binding)?;
         let (memory, _) = memory_on(graph, &sizes, device)?;
-        let whole = with_whole_parameters(graph);
+        let whole = with_own_parameters(graph);
         let mut layers = Layers::new(&whole)?;
         place_gathers(graph, &mut layers);
         let GraphProblem {

@@ -110,6 +110,8 @@ const GENERAL: &[Recipe] = recipes! {
     Wait 1 (Real(S), Real(M23));
     AllGather 1 (Real(M23), Real(&[6]));
     OwnSlice 1 (Real(M23));
+    OwnPart 1 (Real(M23), Real(M23)) with [("axis", I(1)), ("pieces", L(&[1, 2]))];
+    Shared 1 (Real(M23));
     GatherSlices 1 (Real(M23), Real(&[6]));
     Add 1 (Real(M23), Real(V3));
     Add 1 (Real(C234), Real(&[3, 1]));

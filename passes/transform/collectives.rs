@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::ir::op::Effect;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, DType, Graph, Id, NodeId, Role, ValueId};
-use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, of_group};
+use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, TENSOR_PARALLEL, of_group};
 use crate::ops::names::{EQUAL, GREATER, MAX, NOT, REDUCE_SUM, SIZE, WHERE};
 use crate::ops::{Builder, EmitExt};
 use crate::transform::loss::Seed;
@@ -44,15 +44,28 @@ const SHARDS: [(&str, Shard); 4] = [
     ("params", Shard::Params),
 ];
 
-/// The ranks that share a training step.
+/// The ranks that share a training step: `dp` groups of `tp` ranks. Ranks of one group have neighbouring numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// How many ranks train on different examples.
-    pub ranks: u32,
-    /// What each of them keeps a slice of.
+    /// How many ranks, or groups of ranks, train on different examples.
+    pub dp: u32,
+    /// How many ranks share the layers, each with its part of them.
+    pub tp: u32,
+    /// What each of `dp` ranks keeps a slice of.
     pub shard: Shard,
     /// Bytes of gradients that are exchanged together, beside the backward pass; 0 where each is summed at once.
     pub bucket_bytes: u64,
+}
+
+impl Default for Mesh {
+    fn default() -> Mesh {
+        Mesh {
+            dp: 1,
+            tp: 1,
+            shard: Shard::None,
+            bucket_bytes: 0,
+        }
+    }
 }
 
 /// The usual bytes of a bucket, those of PyTorch's DDP.
@@ -63,22 +76,55 @@ fn fail(what: impl Into<String>) -> Box<Error> {
 }
 
 impl Mesh {
-    /// Parses the value of `--mesh`: `dp=N`. Returns the number of ranks.
+    /// Parses the value of `--mesh`: `dp=N`, `tp=N` or both, separated by a comma. Returns the mesh without its other fields.
     ///
     /// # Errors
-    /// Another axis than `dp`; no number of ranks.
-    pub fn parse(text: &str) -> Result<u32> {
+    /// An axis that is none, or is named twice; no number of ranks.
+    pub fn parse(text: &str) -> Result<Mesh> {
         let wrong = || {
             fail("no such mesh")
-                .expected("dp=N, N from 1 to 65535")
+                .expected("dp=N, tp=N or dp=N,tp=M, with at most 65535 ranks")
                 .found(text)
         };
-        match text.split_once('=') {
-            Some((DATA_PARALLEL, ranks)) => {
-                let ranks = ranks.parse().ok().filter(|n| (1..=0xffff).contains(n));
-                ranks.ok_or_else(wrong)
+        let (mut dp, mut tp) = (None, None);
+        for axis in text.split(',') {
+            let (name, ranks) = axis.split_once('=').ok_or_else(wrong)?;
+            let slot = match name {
+                DATA_PARALLEL => &mut dp,
+                TENSOR_PARALLEL => &mut tp,
+                _ => return Err(wrong()),
+            };
+            let ranks = ranks.parse().ok().filter(|n| (1..=0xffff).contains(n));
+            if slot.replace(ranks.ok_or_else(wrong)?).is_some() {
+                return Err(wrong());
             }
-            _ => Err(wrong().help("ranks share the batch only; tensor parallelism is not built")),
+        }
+        let mesh = Mesh {
+            dp: dp.unwrap_or(1),
+            tp: tp.unwrap_or(1),
+            ..Mesh::default()
+        };
+        match mesh.ranks() <= 0xffff {
+            true => Ok(mesh),
+            false => Err(wrong()),
+        }
+    }
+
+    /// Returns the number of all ranks.
+    pub fn ranks(&self) -> u32 {
+        self.dp.saturating_mul(self.tp)
+    }
+
+    /// Checks that a mesh can be built.
+    ///
+    /// # Errors
+    /// Ranks that have parts of the layers and slices as well.
+    pub fn check(&self) -> Result<()> {
+        match self.tp > 1 && self.shard != Shard::None {
+            false => Ok(()),
+            true => Err(fail("ranks that have parts of the layers keep no slices")
+                .found(format!("--mesh {self} and --shard {}", self.shard))
+                .help("leave --shard or tp out")),
         }
     }
 }
@@ -100,7 +146,11 @@ impl Shard {
 
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{DATA_PARALLEL}={}", self.ranks)
+        match (self.dp, self.tp) {
+            (dp, 1) => write!(f, "{DATA_PARALLEL}={dp}"),
+            (1, tp) => write!(f, "{TENSOR_PARALLEL}={tp}"),
+            (dp, tp) => write!(f, "{DATA_PARALLEL}={dp},{TENSOR_PARALLEL}={tp}"),
+        }
     }
 }
 
@@ -138,7 +188,7 @@ pub fn weigh_loss(graph: &mut Graph, seeds: &mut [Seed], mesh: &Mesh) -> Result<
     let mean = mean_of_examples(graph, loss)?;
     let name = graph.value(loss).name.clone();
     graph.rename_value(loss, &format!("{name}/own"));
-    let group = || of_group(DATA_PARALLEL, mesh.ranks);
+    let group = || of_group(DATA_PARALLEL, mesh.dp);
     let mut b = Builder::new(graph);
     b.role = Role::Loss;
     b.prefix = "loss/ranks".into();
@@ -209,11 +259,7 @@ pub fn reduce_gradients(graph: &mut Graph, mesh: &Mesh) -> Result<()> {
         let name = b.graph.value(gradient).name.clone();
         b.graph.rename_value(gradient, &format!("{name}/own"));
         b.prefix = name.clone();
-        let sum = b.emit(
-            &ALL_REDUCE,
-            &[gradient],
-            of_group(DATA_PARALLEL, mesh.ranks),
-        )?;
+        let sum = b.emit(&ALL_REDUCE, &[gradient], of_group(DATA_PARALLEL, mesh.dp))?;
         b.graph.rename_value(sum, &name);
         sums.insert(gradient, sum);
         let node = b.graph.order()[first + after.len()];

@@ -6,17 +6,14 @@
 //! that may be recomputed: the planner keeps a whole parameter for the backward pass or gathers it again, as time and memory
 //! say. Parameters that are not updated stay whole.
 
-use super::optimizer::UPDATED;
+use super::optimizer::{SHARD, UPDATED};
 use crate::error::Result;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Graph, NodeId, Role, SecondaryMap, ValueId};
-use crate::ops::collective::{ALL_GATHER, GATHER_SLICES, OWN_SLICE};
+use crate::ops::collective::{ALL_GATHER, GATHER_SLICES, OWN_PART, OWN_SLICE};
 use crate::ops::optimizer::REPLACE;
 use crate::ops::{Builder, EmitExt};
 use std::borrow::Cow;
-
-/// Suffix of a rank's slice of a parameter.
-pub const SHARD: &str = ".shard";
 
 /// Shards the parameters whose slices are updated. Returns whether there is one.
 ///
@@ -102,7 +99,23 @@ pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns the graph as it would be with whole parameters, for what looks at the model. Nothing reads an `AllGather` in it.
+/// Returns the graph as it would be with parameters as weights, for what looks at the model: whole where each rank keeps a slice,
+/// and of the type of a part where it has a part. No node reads an `AllGather` or an `OwnPart` in it.
+pub fn with_own_parameters(graph: &Graph) -> Cow<'_, Graph> {
+    let mut own = with_whole_parameters(graph);
+    for (id, node) in graph.nodes().filter(|(_, node)| node.op == &OWN_PART) {
+        if let Some(parameter) = node.operand(1) {
+            let own = own.to_mut();
+            own.replace_uses(node.outs[0], parameter);
+            own.set_type(parameter, graph.ty(node.outs[0]).clone());
+            // It is no part of the model.
+            own.set_role(id, Role::Backward);
+        }
+    }
+    own
+}
+
+/// Returns the graph as it would be with whole parameters where each rank keeps a slice. Nothing reads an `AllGather` in it.
 pub fn with_whole_parameters(graph: &Graph) -> Cow<'_, Graph> {
     let mut whole = Cow::Borrowed(graph);
     for (id, node) in graph.nodes().filter(|(_, node)| node.op == &ALL_GATHER) {

@@ -19,6 +19,7 @@ pub mod saved_attention;
 pub mod simplify;
 pub mod sizes;
 pub mod stop_gradient;
+pub mod tensor_parallel;
 pub mod tie;
 pub mod tile;
 pub mod widen;

@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::ir::typing::Contents;
 use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::collective::{
-    ALL_REDUCE, BUCKET, REDUCE_SCATTER, START_ALL_REDUCE, START_REDUCE_SCATTER, WAIT,
+    ALL_REDUCE, BUCKET, DATA_PARALLEL, GROUP, REDUCE_SCATTER, START_ALL_REDUCE,
+    START_REDUCE_SCATTER, WAIT,
 };
 use crate::ops::{Builder, EmitExt};
 
@@ -97,8 +98,10 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
             _ => continue,
         };
         let (sum, name) = (node.outs[0], node.name.clone());
-        // Numbers such as the loss are read at once.
-        if node.operand(0).is_none_or(|x| b.graph.ty(x).rank() == 0) {
+        // Numbers such as the loss are read at once, and so is the sum of a layer.
+        if node.attrs.str(GROUP) != DATA_PARALLEL
+            || node.operand(0).is_none_or(|x| b.graph.ty(x).rank() == 0)
+        {
             continue;
         }
         let bucket = i64::try_from(bucket_bytes).unwrap_or(i64::MAX);

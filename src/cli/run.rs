@@ -107,7 +107,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         generated::fuse_for(execution.on.device, &mut model.graph)?;
     }
     if let Some(place) = args.rank {
-        ranks::alone(ranks::DATA_PARALLEL, place);
+        ranks::Coordinates::of(&model.graph, place)?.play();
     }
     let _step = progress::step("running");
     let mut session = Session::new(

@@ -35,7 +35,8 @@ use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::{DeviceKind, Effect};
 use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant, Ty, ValueId};
-use ckpt_passes::ops::collective::{ALL_GATHER, GROUP, RANKS, is_sharded, reads_contents};
+use ckpt_passes::ops::collective::{ALL_GATHER, GROUP, Part, RANKS, is_sharded, reads_contents};
+use ckpt_passes::transform::optimizer::parts_by_name;
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +67,18 @@ pub struct Program<'g> {
     pub(super) values: RefCell<Values>,
     specialization: RefCell<Option<Rc<Specialization>>>,
     pub(super) captures: RefCell<Captures>,
+}
+
+/// What a rank has of a tensor.
+pub(super) struct Shard {
+    /// The name of the whole.
+    pub whole: String,
+    /// Its size.
+    pub dims: Vec<i64>,
+    /// The ranks that have the rest.
+    pub group: Group,
+    /// Which part it is; `None` for a slice.
+    pub part: Option<Part>,
 }
 
 /// The outputs and measurements of a run.
@@ -361,8 +374,9 @@ impl<'g> Program<'g> {
         written.collect()
     }
 
-    /// Returns the shards by name, each with its parameter, the parameter's size and the ranks that have the others.
-    pub(super) fn shards(&self) -> BTreeMap<String, (String, Vec<i64>, Group)> {
+    /// Returns what a rank has of tensors that are whole in a checkpoint, by name: slices of parameters, and parts of parameters
+    /// and states.
+    pub(super) fn shards(&self) -> BTreeMap<String, Shard> {
         let nodes = self.graph.nodes().map(|(_, node)| node);
         let gathers = nodes.filter(|node| node.op == &ALL_GATHER && node.recompute_of.is_none());
         let found = gathers.filter_map(|node| {
@@ -370,9 +384,25 @@ impl<'g> Program<'g> {
             let group = group(node.attrs.str(GROUP), node.attrs.int(RANKS)).ok()?;
             let name = |id| self.graph.value(id).name.clone();
             let dims = self.graph.ty(parameter).static_dims()?;
-            Some((name(shard), (name(parameter), dims, group)))
+            let shard_of = Shard {
+                whole: name(parameter),
+                dims,
+                group,
+                part: None,
+            };
+            Some((name(shard), shard_of))
         });
-        found.collect()
+        let parts = parts_by_name(self.graph).into_iter();
+        let parts = parts.filter_map(|(name, (whole, of))| {
+            let shard = Shard {
+                whole,
+                dims: self.graph.ty(of.parameter).static_dims()?,
+                group: group(&of.group, of.ranks).ok()?,
+                part: Some(of.part),
+            };
+            Some((name, shard))
+        });
+        found.chain(parts).collect()
     }
 
     /// Returns the tensor of a weight or state, as it is between two runs.

@@ -9,7 +9,8 @@
 //! they take among others.
 
 use super::convert::tch_error;
-use ckpt_passes::ops::collective::slice_of;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::ops::collective::{groups as groups_of, slice_of};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{TorchError, ranks};
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use tch::Tensor;
 
 /// The variable that names the file of the store, which `train --ranks` sets.
 pub const STORE_FILE: &str = "CKPT_OPT_STORE";
-pub use ckpt_passes::ops::collective::DATA_PARALLEL;
+pub use ckpt_passes::ops::collective::{DATA_PARALLEL, TENSOR_PARALLEL};
 /// How long rank 0 sleeps between looks at whether the others have read what it serves.
 const LOOK: Duration = Duration::from_millis(2);
 /// Stands between texts that are told at once.
@@ -249,9 +250,77 @@ impl Ranks {
     pub fn open(&self, name: &str) -> Result<Group> {
         let place = (self.rank, self.ranks);
         ranks::join(&self.store, name, place, self.limit, self.host).map_err(|e| self.lost(&e))?;
-        Ok(put(name, place, true))
+        Ok(put(name, (name.into(), place), true))
+    }
+
+    /// Makes the groups of a mesh that this rank is in, where ranks have parts of layers.
+    ///
+    /// # Errors
+    /// As [`Ranks::open`].
+    pub fn open_mesh(&self, at: &Coordinates) -> Result<()> {
+        for (name, place, number) in at.groups() {
+            let own = format!("{name}/{number}");
+            ranks::join(&self.store, &own, place, self.limit, self.host)
+                .map_err(|e| self.lost(&e))?;
+            put(name, (own, place), true);
+        }
+        Ok(())
     }
 }
+
+/// The place of a rank in a mesh: its number, and how many there are, among ranks that train on different examples (`dp`) and
+/// among those that have different parts of the layers (`tp`), which are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coordinates {
+    /// The place among ranks, or groups of ranks, that have different examples.
+    pub dp: (usize, usize),
+    /// The place among ranks that have different parts of the layers.
+    pub tp: (usize, usize),
+}
+
+impl Coordinates {
+    /// Returns the place of a rank of so many that train a graph.
+    ///
+    /// # Errors
+    /// A graph for another number of ranks.
+    pub fn of(graph: &Graph, (rank, ranks): (usize, usize)) -> Result<Coordinates> {
+        let groups: BTreeMap<String, i64> = groups_of(graph).into_iter().collect();
+        let among = |name: &str| groups.get(name).map_or(1, |n| *n as usize);
+        let tp = among(TENSOR_PARALLEL);
+        let expected = tp * among(DATA_PARALLEL);
+        if tp > 1 && expected != ranks {
+            return Err(another_number(expected, ranks));
+        }
+        Ok(Coordinates {
+            dp: (rank / tp, ranks / tp),
+            tp: (rank % tp, tp),
+        })
+    }
+
+    /// Returns the groups that this rank is in: their name, its place, and which of the groups of that name it is.
+    fn groups(&self) -> [(&'static str, (usize, usize), usize); 2] {
+        [
+            (DATA_PARALLEL, self.dp, self.tp.0),
+            (TENSOR_PARALLEL, self.tp, self.dp.0),
+        ]
+    }
+
+    /// Has this process play its place in all groups by itself. What it receives is what it sent.
+    pub fn play(&self) {
+        for (name, place, _) in self.groups() {
+            alone(name, place);
+        }
+    }
+}
+
+fn another_number(expected: usize, found: usize) -> Box<Error> {
+    Error::usage("ranks", "the graph is for another number of ranks")
+        .expected(format!("{expected} ranks"))
+        .found(format!("{found} ranks"))
+        .help(HOW_TO_START)
+}
+
+const HOW_TO_START: &str = "train it with `ckpt-opt train --ranks N` or `torchrun --no-python`; `ckpt-opt run --rank 0/N` plays one rank";
 
 /// Returns the bytes of the buffers that exchanges have taken, beside libtorch's allocator.
 pub fn exchange_bytes() -> u64 {
@@ -285,11 +354,12 @@ fn groups() -> MutexGuard<'static, BTreeMap<String, Group>> {
     GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn put(name: &str, (rank, ranks): (usize, usize), is_joined: bool) -> Group {
+/// Adds the group that a graph calls `name`. Among all groups it has a name of its own.
+fn put(name: &str, (own, (rank, ranks)): (String, (usize, usize)), is_joined: bool) -> Group {
     let group = Group {
         rank: rank as i64,
         ranks: ranks as i64,
-        name: name.into(),
+        name: own,
         is_joined,
     };
     groups().insert(name.into(), group.clone());
@@ -298,7 +368,7 @@ fn put(name: &str, (rank, ranks): (usize, usize), is_joined: bool) -> Group {
 
 /// Has this process play one rank of a group by itself. What it receives is what it sent.
 pub fn alone(name: &str, place: (usize, usize)) -> Group {
-    put(name, place, false)
+    put(name, (name.into(), place), false)
 }
 
 /// Returns the group of a name, which must have that many ranks. One rank needs no group.
@@ -311,22 +381,16 @@ pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
             is_joined: false,
         });
     }
-    let help = "train it with `ckpt-opt train --ranks N` or `torchrun --no-python`; `ckpt-opt run --rank 0/N` plays one rank";
-    let expected = format!("{ranks} ranks");
     match groups().get(name) {
         None => Err(Error::usage(
             "ranks",
             "the graph is for several ranks, and this is one process",
         )
-        .expected(expected)
-        .help(help)),
-        Some(group) if group.ranks != ranks => Err(Error::usage(
-            "ranks",
-            "the graph is for another number of ranks",
-        )
-        .expected(expected)
-        .found(format!("{} ranks", group.ranks))
-        .help(help)),
+        .expected(format!("{ranks} ranks"))
+        .help(HOW_TO_START)),
+        Some(group) if group.ranks != ranks => {
+            Err(another_number(ranks as usize, group.ranks as usize))
+        }
         Some(group) => Ok(group.clone()),
     }
 }

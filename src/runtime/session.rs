@@ -4,7 +4,7 @@ use super::convert::{self, torch_error};
 use super::device;
 use super::executor::Program;
 use super::finite::Check;
-use super::kernels::collective::gathered;
+use super::kernels::collective::{gathered, whole_of};
 use super::trace::Moment;
 use crate::attention::Attention;
 use crate::place::Place;
@@ -14,6 +14,7 @@ use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ir::{DType, Graph, Id, Tensor, ValueId};
+use ckpt_passes::ops::collective::own_parts;
 use ckpt_passes::{Error, Result};
 use ckpt_torch::bytes;
 use std::cell::{Cell, RefCell};
@@ -35,7 +36,8 @@ pub struct Session<'g> {
     workspace_bytes: Cell<Option<u64>>,
     /// Resident bytes after the weights were loaded.
     resident_before: Option<u64>,
-    /// Whole parameters of which ranks keep slices, between steps ([`Session::gather`]).
+    /// Whole parameters of which ranks keep slices, between steps ([`Session::gather`]). In a session beside another one, the
+    /// parts of parameters that it shares.
     gathered: BTreeMap<String, tch::Tensor>,
 }
 
@@ -160,13 +162,20 @@ impl<'g> Session<'g> {
         let weight = |name: &str| self.weight(name).ok().flatten();
         let mut program = Program::with_weights(graph, self.program.place(), &weight)?;
         program.draw_by(rng);
+        let mut gathered = BTreeMap::new();
+        for part in own_parts(graph) {
+            let name = &graph.value(part.input).name;
+            if let Some(own) = self.program.weight(name)? {
+                gathered.insert(name.clone(), own);
+            }
+        }
         Ok(Session {
             program,
             goes_on: false,
             watched: BTreeSet::new(),
             workspace_bytes: Cell::new(self.workspace_bytes.get()),
             resident_before: self.resident_before,
-            gathered: BTreeMap::new(),
+            gathered,
         })
     }
 
@@ -209,17 +218,23 @@ impl<'g> Session<'g> {
         }
     }
 
-    /// Gathers the parameters of which ranks keep slices, with all ranks: until [`Session::let_go`], they are seen whole,
-    /// and take as much memory.
+    /// Gathers the parameters of which ranks keep slices, and with `parts` also the parameters and states of which they have
+    /// parts, with all ranks: until [`Session::let_go`], they are seen whole, and take as much memory.
     ///
     /// # Errors
     /// Another rank is gone or too late; no memory.
-    pub fn gather(&mut self) -> Result<()> {
-        for (shard, (parameter, dims, group)) in self.program.shards() {
-            let slice = self.program.weight(&shard)?;
-            let slice = slice.ok_or_else(|| Error::bug("run", format!("there is no `{shard}`")))?;
-            let whole = gathered(&group, &slice, &dims)?;
-            self.gathered.insert(parameter, whole);
+    pub fn gather(&mut self, parts: bool) -> Result<()> {
+        for (name, shard) in self.program.shards() {
+            if shard.part.is_some() && !parts {
+                continue;
+            }
+            let own = self.program.weight(&name)?;
+            let own = own.ok_or_else(|| Error::bug("run", format!("there is no `{name}`")))?;
+            let whole = match &shard.part {
+                Some(part) => whole_of(&shard.group, &own, &shard.dims, part)?,
+                None => gathered(&shard.group, &own, &shard.dims)?,
+            };
+            self.gathered.insert(shard.whole, whole);
         }
         Ok(())
     }
@@ -328,6 +343,8 @@ impl<'g> Session<'g> {
         for (name, _) in self.program.inputs() {
             if let Some(tensor) = inputs.get(name) {
                 given.insert(name.to_string(), convert::tensor(name, tensor)?);
+            } else if let Some(tensor) = self.gathered.get(name).filter(|_| !self.goes_on) {
+                given.insert(name.to_string(), tensor.shallow_clone());
             }
         }
         let mut left = match self.goes_on {

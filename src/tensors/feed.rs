@@ -98,8 +98,8 @@ impl Feed {
                     let weight = self.weights.get(&parameter.name);
                     let weight = weight.or_else(|| parameter.tensor());
                     let whole = weight.and_then(widened);
-                    // A rank's slice is made where the rank is known.
-                    whole.filter(|_| graph.ty(id).rank() == parameter.ty().rank())
+                    // A rank's slice or part is made where the rank is known.
+                    whole.filter(|_| graph.ty(id).dims == parameter.ty().dims)
                 }
             };
             self.inputs

@@ -2,12 +2,15 @@
 
 use super::checkpoint::Manifest;
 use crate::place::Place;
-use crate::runtime::ranks::{self, DATA_PARALLEL, Group, RankOptions, Ranks};
+use crate::runtime::ranks::{self, Coordinates, DATA_PARALLEL, Group, RankOptions, Ranks};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::collectives::has_collectives;
 use ckpt_passes::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+/// The group of all ranks, where they are of several others.
+const ALL: &str = "all";
 
 /// The memory of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +28,9 @@ pub struct RankPeak {
 /// All ranks, this one included.
 pub(super) struct Peers {
     pub ranks: Arc<Ranks>,
-    /// Made once the ranks agree on what they run.
+    /// The place of this rank.
+    pub at: Coordinates,
+    /// All ranks; made once they agree on what they run.
     group: Option<Group>,
 }
 
@@ -46,9 +51,10 @@ impl Peers {
                 "several ranks train, and the graph is for one process: each would train by itself",
             )
             .found(format!("{} ranks", options.ranks))
-            .help("give the model, or write the training graph with --mesh dp=N"));
+            .help("give the model, or write the training graph with --mesh"));
         }
         Ok(Peers {
+            at: Coordinates::of(graph, (options.rank, options.ranks))?,
             ranks: Arc::new(Ranks::join(options)?),
             group: None,
         })
@@ -61,7 +67,7 @@ impl Peers {
 
     /// Which of how many shares of a batch is this rank's.
     pub fn share(&self) -> (u64, u64) {
-        (self.ranks.rank as u64, self.ranks.ranks as u64)
+        (self.at.dp.0 as u64, self.at.dp.1 as u64)
     }
 
     /// Compares what all ranks must have in common, before any of them runs a step, and makes their group.
@@ -81,15 +87,34 @@ impl Peers {
         // At once, because every exchange of texts takes milliseconds.
         let facts = facts.map(|(what, text)| (what, text.as_str()));
         self.ranks.agree_on("first facts", &facts)?;
-        self.group = Some(self.ranks.open(DATA_PARALLEL)?);
+        self.group = Some(match self.at.tp.1 {
+            1 => self.ranks.open(DATA_PARALLEL)?,
+            _ => {
+                self.ranks.open_mesh(&self.at)?;
+                self.ranks.open(ALL)?
+            }
+        });
         Ok(())
     }
 
-    /// Returns the sum of a number of each rank.
+    /// Returns the sum of a number of each share of a batch.
     ///
     /// # Errors
     /// Another rank is gone or too late.
     pub fn sum(&self, number: u64) -> Result<u64> {
+        Ok(self.all(number)? / self.at.tp.1 as u64)
+    }
+
+    /// Returns whether something is so on any rank.
+    ///
+    /// # Errors
+    /// Another rank is gone or too late.
+    pub fn any(&self, is_so: bool) -> Result<bool> {
+        Ok(self.all(is_so.into())? > 0)
+    }
+
+    /// Returns the sum of a number of each rank.
+    fn all(&self, number: u64) -> Result<u64> {
         match &self.group {
             Some(group) => group.sum(number),
             None => Err(Error::bug("ranks", "the ranks have not agreed yet")),

@@ -31,7 +31,7 @@ use crate::place::Place;
 use crate::provenance::keys;
 use crate::report::summary::Summary;
 use crate::rng::Rng;
-use crate::runtime::ranks::RankOptions;
+use crate::runtime::ranks::{Coordinates, RankOptions};
 use crate::runtime::session::{Measured, Session};
 use crate::tensors::Tensors;
 use ckpt_passes::analysis::gradients::{
@@ -424,7 +424,11 @@ impl<'a> Run<'a> {
             Ok((metrics, EventFile::after(&options.out, resumed_from)?))
         };
         let leads = peers.as_ref().is_none_or(Peers::leads);
-        let place = peers.as_ref().map_or((0, 1), Peers::share);
+        let place = peers.as_ref().map(|peers| peers.at);
+        let place = place.unwrap_or(Coordinates {
+            dp: (0, 1),
+            tp: (0, 1),
+        });
         let first_states = match &start {
             Some(start) => {
                 // A master of the checkpoint is more exact than its parameter.
@@ -549,7 +553,7 @@ impl<'a> Run<'a> {
             if is_last || is_asked_to_stop || is_due(Some(save_every)) {
                 let started = Instant::now();
                 let manifest = self.manifest.clone();
-                session.gather().map_err(lost)?;
+                session.gather(true).map_err(lost)?;
                 self.saver.save(self.graph, session, manifest)?;
                 session.let_go();
                 self.spans.add(Span::Save, step, started);
@@ -572,7 +576,7 @@ impl<'a> Run<'a> {
         let own = self.options.stop.load(Ordering::Relaxed);
         match &self.peers {
             None => Ok(own),
-            Some(peers) => Ok(peers.sum(own.into())? > 0),
+            Some(peers) => peers.any(own),
         }
     }
 
@@ -730,7 +734,7 @@ impl<'a> Run<'a> {
         let Some((forward, batches)) = &mut self.eval else {
             return Ok(None);
         };
-        session.gather()?;
+        session.gather(false)?;
         let of_run = (self.options.seed, self.peers.as_ref());
         let loss = evaluate(session, forward, batches, of_run);
         session.let_go();
@@ -739,7 +743,7 @@ impl<'a> Run<'a> {
 
     /// Writes the weights and the page.
     fn finish(mut self, trainer: &Trainer, session: &mut Session) -> Result<Trained> {
-        session.gather()?;
+        session.gather(true)?;
         if self.files.is_some() {
             self.write(trainer, session)?;
         }

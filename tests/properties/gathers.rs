@@ -70,7 +70,8 @@ fn input(r: &mut Random) -> Result<PlanInput> {
         device: device(r),
         dims: vec![("batch".into(), 1 + r.below(6) as i64)],
         mesh: Some(Mesh {
-            ranks: 2 + r.below(3) as u32,
+            dp: 2 + r.below(3) as u32,
+            tp: 1,
             shard: Shard::Params,
             bucket_bytes: [0, 100][r.below(2)],
         }),

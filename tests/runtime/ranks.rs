@@ -6,14 +6,14 @@ use crate::support::torch;
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
 use ckpt_opt::optimize::optimize;
-use ckpt_opt::runtime::ranks::{DATA_PARALLEL, alone};
+use ckpt_opt::runtime::ranks::Coordinates;
 use ckpt_opt::tensors::random;
 use ckpt_passes::analysis::Device;
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::Graph;
 use ckpt_passes::ir::op::Effect;
-use ckpt_passes::ops::collective::ALL_GATHER;
+use ckpt_passes::ir::{Graph, Ty};
+use ckpt_passes::ops::collective::{ALL_GATHER, own_parts};
 use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
 use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::loss::Loss;
@@ -51,13 +51,15 @@ fn with_link(
 }
 
 /// Returns the measured peak and static bytes, of each of some ranks.
-fn measured(graph: &Graph, ranks: u32) -> Vec<(u64, u64)> {
+fn measured(graph: &Graph, mesh: &Mesh) -> Vec<(u64, u64)> {
     let _turn = torch::alone();
+    let ranks = mesh.ranks();
     let dims = [("batch".to_string(), 2), ("seq".to_string(), 24)];
     let inputs = random::inputs(graph, &dims, 3).unwrap();
     let session = session(graph);
     let run = |rank: u32| {
-        alone(DATA_PARALLEL, (rank as usize, ranks as usize));
+        let place = (rank as usize, ranks as usize);
+        Coordinates::of(graph, place).unwrap().play();
         let run = session.run(&inputs).unwrap();
         assert_eq!(
             run.peak_bytes, run.predicted_peak_bytes,
@@ -79,14 +81,15 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
             for ranks in [2, 4] {
                 let shard = SHARDS[(i + ranks as usize / 2) % 4];
                 let mesh = Mesh {
-                    ranks,
+                    dp: ranks,
+                    tp: 1,
                     shard,
                     bucket_bytes: BUCKETS[i % 3],
                 };
                 let Some(graph) = of_rank(name, mesh, plan.clone(), i % 2 == 0) else {
                     continue;
                 };
-                let all = measured(&graph, ranks);
+                let all = measured(&graph, &mesh);
                 assert!(all.iter().all(|rank| *rank == all[0]), "{name}: {all:?}");
                 seen += 1;
             }
@@ -95,16 +98,87 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
     assert!(seen > 24, "{seen} plans");
 }
 
+/// Ranks that have parts of layers: all weights of a layer but norms and biases after sums are in parts.
+#[test]
+fn parts_of_layers_take_the_memory_that_was_predicted() {
+    let policies = ["none", "full", "selective"].map(|p| Policy::parse(p).unwrap());
+    let mut plans: Vec<PlanRequest> = policies.map(Into::into).into();
+    plans.extend([80.0, 60.0].map(|p| Budget::Percent(p).into()));
+    let mut seen = 0;
+    for name in ["gpt2", "llama32", "llama32_bf16"] {
+        for (i, plan) in plans.iter().enumerate() {
+            let bytes = |mesh: Mesh| {
+                let graph = of_rank(name, mesh, plan.clone(), i % 2 == 0)?;
+                Some(measured(&graph, &mesh))
+            };
+            let mesh = |dp, tp| Mesh {
+                dp,
+                tp,
+                shard: Shard::None,
+                bucket_bytes: BUCKETS[i % 3],
+            };
+            let Some(whole) = bytes(mesh(2, 1)) else {
+                continue;
+            };
+            for (dp, tp) in [(1, 2), (2, 2)] {
+                let Some(parts) = bytes(mesh(dp, tp)) else {
+                    continue;
+                };
+                assert!(
+                    parts.iter().all(|rank| *rank == parts[0]),
+                    "{name}: {parts:?}"
+                );
+                assert!(parts[0].1 < whole[0].1, "{name}: static bytes do not fall");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 20, "{seen} plans");
+}
+
+#[test]
+fn static_bytes_of_parts_fall_by_the_number_of_ranks() {
+    for name in ["gpt2", "llama32"] {
+        let graph = |mesh| of_rank(name, mesh, Policy::NONE.into(), true).unwrap();
+        let part = graph(Mesh {
+            tp: 2,
+            ..Mesh::default()
+        });
+        let own = own_parts(&part);
+        assert!(own.len() >= 12, "{name}: {} weights", own.len());
+        let bytes = |id| {
+            let ty: &Ty = part.ty(id);
+            ty.elements().as_const().unwrap() as u64 * ty.dtype.size_bytes()
+        };
+        // The parameter and both states of AdamW.
+        let parted: u64 = own.iter().map(|p| bytes(p.parameter)).sum();
+        let mine: u64 = own.iter().map(|p| bytes(p.input)).sum();
+        assert_eq!(2 * mine, parted, "{name}");
+        let statics = |graph: &Graph, mesh: Mesh| measured(graph, &mesh)[0].1;
+        let tp = Mesh {
+            tp: 2,
+            ..Mesh::default()
+        };
+        let dp = Mesh {
+            dp: 2,
+            ..Mesh::default()
+        };
+        let saved = statics(&graph(dp), dp) - statics(&part, tp);
+        assert_eq!(saved, 3 * mine, "{name}");
+    }
+}
+
 #[test]
 fn states_fall_with_the_number_of_ranks() {
     let bytes = |ranks, shard| {
         let mesh = Mesh {
-            ranks,
+            dp: ranks,
+            tp: 1,
             shard,
             bucket_bytes: 0,
         };
         let graph = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
-        measured(&graph, ranks)[0]
+        measured(&graph, &mesh)[0]
     };
     let (whole, statics) = bytes(2, Shard::None);
     let mut last = whole;
@@ -120,7 +194,8 @@ fn states_fall_with_the_number_of_ranks() {
 #[test]
 fn a_budget_gathers_parameters_again_where_the_link_is_fast() {
     let mesh = Mesh {
-        ranks: 8,
+        dp: 8,
+        tp: 1,
         shard: Shard::Params,
         bucket_bytes: BUCKETS[1],
     };
@@ -135,7 +210,7 @@ fn a_budget_gathers_parameters_again_where_the_link_is_fast() {
             let Some(graph) = with_link("llama32", mesh, plan, (true, device())) else {
                 return 0;
             };
-            measured(&graph, 8);
+            measured(&graph, &mesh);
             let nodes = graph.nodes().map(|(_, node)| node);
             let gathers = nodes.filter(|n| n.op == &ALL_GATHER && n.recompute_of.is_some());
             gathers.count()
@@ -159,7 +234,8 @@ fn a_plan_neither_repeats_nor_drops_nor_reorders_what_ranks_do_together() {
     };
     for shard in SHARDS {
         let mesh = Mesh {
-            ranks: 2,
+            dp: 2,
+            tp: 1,
             shard,
             bucket_bytes: BUCKETS[1],
         };

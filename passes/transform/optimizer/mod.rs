@@ -12,7 +12,8 @@
 //! once. A gradient that is accumulated is no output either: it is added up as soon as it is complete.
 //!
 //! Where ranks share the step and each keeps a slice of the states ([`Shard`]), a rank updates its own slice of a parameter,
-//! and the last node of the update gathers the slices of all. Gradients of which only slices are kept are no outputs.
+//! and the last node of the update gathers the slices of all. Gradients of which only slices are kept are no outputs. A part of
+//! a parameter that ranks share otherwise ([`OwnPart`]) is updated as a parameter of that size.
 //!
 //! - [`options`]: what updates, and how.
 //! - [`formulas`]: the nodes of an update, by optimizer; [`adafactor`] and [`muon`] by themselves.
@@ -25,13 +26,13 @@ mod names;
 mod options;
 mod scaling;
 
-pub use names::{APPLY, LOSS_SCALE, LR, RESTART, STATES, UPDATED};
+pub use names::{APPLY, LOSS_SCALE, LR, RESTART, SHARD, STATES, UPDATED};
 pub use options::{Adafactor, Muon, Optimizer, UpdateOptions};
 pub use scaling::scale_loss;
 
 use self::formulas::{Own, emit, prepare};
 use self::names::{ACCUMULATED, MASTER, emit_update, fail, input, named};
-use self::scaling::Scaling;
+use self::scaling::{Scaling, Sums};
 use super::dce::dce;
 use super::rng_streams::seed_input;
 use crate::analysis::gradients::{STEP, is_zero_gradient};
@@ -40,7 +41,10 @@ use crate::error::Result;
 use crate::glob;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, DType, Graph, NodeId, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
-use crate::ops::collective::{DATA_PARALLEL, GATHER_SLICES, OWN_SLICE, REDUCE_SCATTER, of_group};
+use crate::ops::collective::{
+    DATA_PARALLEL, GATHER_SLICES, OWN_SLICE, OwnPart, REDUCE_SCATTER, TENSOR_PARALLEL, of_group,
+    own_parts,
+};
 use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
 use crate::ops::random::{STOCHASTIC_ROUND, stream};
 use crate::ops::rule::compute_type;
@@ -124,30 +128,21 @@ impl Slices {
     /// # Errors
     /// An optimizer whose update of an element reads others.
     fn of(mesh: Option<&Mesh>, options: &UpdateOptions) -> Result<Option<Slices>> {
-        let Some(mesh) = mesh.filter(|mesh| mesh.shard != Shard::None && mesh.ranks > 1) else {
+        let Some(mesh) = mesh.filter(|mesh| mesh.shard != Shard::None && mesh.dp > 1) else {
             return Ok(None);
         };
-        let refused = |what: &str| {
+        if let Some(why) = reads_others(options) {
             let shard = mesh.shard;
-            Err(
-                fail(format!("{what}, so no rank can keep a slice of it")).help(format!(
+            return Err(
+                fail(format!("{why}, so no rank can keep a slice of it")).help(format!(
                     "leave --shard {shard} out: every rank then keeps all states"
                 )),
-            )
-        };
-        match options.optimizer {
-            Some(Optimizer::Adafactor(_) | Optimizer::Muon(_)) => {
-                refused("the optimizer reads whole rows or matrices of a parameter")
-            }
-            Some(Optimizer::AdamW {
-                eight_bits: true, ..
-            }) => refused("the states of the optimizer are codes of whole blocks of a parameter"),
-            _ if options.stochastic_rounding => refused("a parameter is rounded as a whole"),
-            _ => Ok(Some(Slices {
-                ranks: mesh.ranks,
-                of_gradients: mesh.shard >= Shard::Grads,
-            })),
+            );
         }
+        Ok(Some(Slices {
+            ranks: mesh.dp,
+            of_gradients: mesh.shard >= Shard::Grads,
+        }))
     }
 
     /// Returns the type of a slice.
@@ -159,6 +154,55 @@ impl Slices {
     fn emit(self, b: &mut Builder, op: &'static OpDef, x: ValueId) -> Result<ValueId> {
         b.emit(op, &[x], of_group(DATA_PARALLEL, self.ranks))
     }
+}
+
+/// Returns why the update of an element reads others, if it does.
+fn reads_others(options: &UpdateOptions) -> Option<&'static str> {
+    match options.optimizer {
+        Some(Optimizer::Adafactor(_) | Optimizer::Muon(_)) => {
+            Some("the optimizer reads whole rows or matrices of a parameter")
+        }
+        Some(Optimizer::AdamW {
+            eight_bits: true, ..
+        }) => Some("the states of the optimizer are codes of whole blocks of a parameter"),
+        _ if options.stochastic_rounding => Some("a parameter is rounded as a whole"),
+        _ => None,
+    }
+}
+
+/// Returns the inputs that hold a rank's part of a parameter.
+///
+/// # Errors
+/// An optimizer whose update of an element reads others.
+fn parts(graph: &Graph, options: &UpdateOptions) -> Result<BTreeMap<ValueId, OwnPart>> {
+    let parts = own_parts(graph).into_iter();
+    let parts: BTreeMap<ValueId, OwnPart> = parts.map(|part| (part.input, part)).collect();
+    match reads_others(options).filter(|_| !parts.is_empty()) {
+        None => Ok(parts),
+        Some(why) => Err(fail(format!("{why}, so no rank can have a part of it"))
+            .help("leave tp out of --mesh, or choose another optimizer")),
+    }
+}
+
+/// Returns, by name, the inputs of a graph that hold parts of parameters or of their states, each with the name of the whole: a
+/// state has that of its own.
+pub fn parts_by_name(graph: &Graph) -> BTreeMap<String, (String, OwnPart)> {
+    let mut all = BTreeMap::new();
+    for part in own_parts(graph) {
+        let name = |id: ValueId| graph.value(id).name.clone();
+        let parameter = name(part.parameter);
+        for end in STATES {
+            let state = format!("{parameter}{end}");
+            let input = graph
+                .find_value(&state)
+                .filter(|id| graph.inputs().contains(id));
+            if input.is_some_and(|id| graph.ty(id).dims == graph.ty(part.input).dims) {
+                all.insert(state.clone(), (state, part.clone()));
+            }
+        }
+        all.insert(name(part.input), (parameter, part));
+    }
+    all
 }
 
 /// Adds an update for each parameter that has a gradient, as `options` say; nothing without an optimizer. Ranks of a mesh
@@ -180,7 +224,8 @@ pub fn add_updates(
         return Err(fail("the graph updates its parameters already".into())
             .help("leave --optimizer out: the updates that are there stay"));
     }
-    let gradients = gradients(graph);
+    let parts = parts(graph, options)?;
+    let gradients = gradients(graph, &parts);
     if gradients.is_empty() {
         return Err(fail("no output is the gradient of an initializer".into())
             .expected("<initializer>.grad"));
@@ -221,7 +266,7 @@ pub fn add_updates(
         let own = optimizer.of(graph.ty(*parameter), is_for_muon, decays);
         states.insert(
             *parameter,
-            add_states(graph, *parameter, (options, slices), own)?,
+            add_states(graph, *parameter, (options, slices), &parts, own)?,
         );
     }
     let mut placed = Placed {
@@ -254,12 +299,18 @@ pub fn add_updates(
         .iter()
         .map(|(parameter, _)| totals[parameter])
         .collect();
-    let shared = scaling.emit(
-        &mut b,
-        (options, gradient_slices.map(|s| s.ranks)),
-        &all,
-        (lr, step),
-    )?;
+    let of_parts = reached
+        .iter()
+        .filter(|(parameter, _)| parts.contains_key(parameter));
+    let sums = Sums {
+        slices: gradient_slices.map(|s| of_group(DATA_PARALLEL, s.ranks)),
+        parts: parts
+            .values()
+            .next()
+            .map(|part| of_group(TENSOR_PARALLEL, part.ranks as u32)),
+        of_parts: of_parts.map(|(parameter, _)| totals[parameter]).collect(),
+    };
+    let shared = scaling.emit(&mut b, (options, &sums), &all, (lr, step))?;
     let prepared = prepare(&mut b, &optimizer, &shared)?;
     // Factors of fused updates depend on inputs alone.
     placed.place(b.graph, if options.fuse { 0 } else { end });
@@ -358,6 +409,7 @@ fn add_states(
     graph: &mut Graph,
     parameter: ValueId,
     (options, slices): (&UpdateOptions, Option<Slices>),
+    parts: &BTreeMap<ValueId, OwnPart>,
     optimizer: Optimizer,
 ) -> Result<States> {
     let origin = graph.origins.get(&parameter).cloned();
@@ -366,7 +418,9 @@ fn add_states(
         dtype: compute_type(ty.dtype),
         ..ty.clone()
     };
-    let name = graph.value(parameter).name.clone();
+    // The states of a part bear the names of those of the whole, which checkpoints have.
+    let whole = parts.get(&parameter).map_or(parameter, |p| p.parameter);
+    let name = graph.value(whole).name.clone();
     let mut state = |end: &str, ty: &Ty| input(graph, &format!("{name}{end}"), ty.clone());
     let has_master = options.master_weights && wide != ty;
     let is_wide = has_master || (options.stochastic_rounding && ty.dtype == DType::BF16);
@@ -395,10 +449,14 @@ fn add_states(
     })
 }
 
-/// Returns initializers and their gradients among the outputs, in output order.
-fn gradients(graph: &Graph) -> Vec<(ValueId, ValueId)> {
-    let by_name: FxHashMap<&str, ValueId> =
-        graph.inits().map(|(id, v)| (v.name.as_str(), id)).collect();
+/// Returns initializers and parts of them, with their gradients among the outputs, in output order.
+fn gradients(graph: &Graph, parts: &BTreeMap<ValueId, OwnPart>) -> Vec<(ValueId, ValueId)> {
+    let own = parts.keys().map(|id| (graph.value(*id).name.as_str(), *id));
+    let by_name: FxHashMap<&str, ValueId> = graph
+        .inits()
+        .map(|(id, v)| (v.name.as_str(), id))
+        .chain(own)
+        .collect();
     let parameter = |gradient: &ValueId| {
         let name = graph.value(*gradient).name.strip_suffix(".grad")?;
         let parameter = *by_name.get(name)?;

@@ -8,6 +8,8 @@ use crate::ops::{Builder, EmitExt};
 pub const LR: &str = "lr";
 /// Suffix of what an update makes.
 pub const UPDATED: &str = ".updated";
+/// Suffix of a rank's slice or part of a parameter.
+pub const SHARD: &str = ".shard";
 /// Suffix of the momentum of SGD.
 pub const MOMENTUM: &str = ".momentum";
 /// Suffix of a mean of gradients.

@@ -8,14 +8,15 @@ use super::names::{APPLY, LOSS_SCALE, RESTART, fail, input, named};
 use super::options::UpdateOptions;
 use crate::analysis::gradients::{FOUND_INF, GRAD_NORM};
 use crate::error::{Error, Result};
-use crate::ir::{DType, Graph, Role, Ty, ValueId};
-use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, of_group};
+use crate::ir::{Attrs, DType, Graph, Role, Ty, ValueId};
+use crate::ops::collective::ALL_REDUCE;
 use crate::ops::extreme::MIN;
 use crate::ops::logic::{AND, LESS_OR_EQUAL, NOT};
 use crate::ops::names::SQRT;
 use crate::ops::optimizer::L2_NORM;
 use crate::ops::{Builder, EmitExt};
 use crate::transform::loss::Seed;
+use std::collections::BTreeSet;
 
 /// What `clip_grad_norm_` adds to the norm.
 const CLIP_EPS: f64 = 1e-6;
@@ -49,6 +50,49 @@ pub(super) struct Scaling {
     pub apply: Option<ValueId>,
     pub restart: Option<ValueId>,
     loss_scale: Option<ValueId>,
+}
+
+/// What the norm of all gradients is summed over, beside this rank's.
+#[derive(Default)]
+pub(super) struct Sums {
+    /// The group whose ranks have slices of all gradients.
+    pub slices: Option<Attrs>,
+    /// The group whose ranks have parts of some.
+    pub parts: Option<Attrs>,
+    /// These.
+    pub of_parts: BTreeSet<ValueId>,
+}
+
+impl Sums {
+    /// Emits the norm of all gradients. One that ranks have parts of counts with all of them, and any other once.
+    fn norm(&self, b: &mut Builder, gradients: &[ValueId]) -> Result<ValueId> {
+        let (own, whole): (Vec<ValueId>, Vec<ValueId>) =
+            gradients.iter().partition(|g| self.of_parts.contains(g));
+        let mut norm = match (&self.parts, own.is_empty()) {
+            (Some(group), false) => {
+                let own = global_norm(b, &own)?;
+                let mut sum = square_sum(b, own, group)?;
+                if !whole.is_empty() {
+                    let whole = global_norm(b, &whole)?;
+                    let square = b.mul(whole, whole)?;
+                    sum = b.add(sum, square)?;
+                }
+                b.op(SQRT, &[sum])?
+            }
+            _ => global_norm(b, gradients)?,
+        };
+        if let Some(group) = &self.slices {
+            let sum = square_sum(b, norm, group)?;
+            norm = b.op(SQRT, &[sum])?;
+        }
+        Ok(norm)
+    }
+}
+
+/// Emits the sum over a group of the squares of a number.
+fn square_sum(b: &mut Builder, x: ValueId, group: &Attrs) -> Result<ValueId> {
+    let square = b.mul(x, x)?;
+    b.emit(&ALL_REDUCE, &[square], group.clone())
 }
 
 /// The operands that all updates of a step share.
@@ -91,11 +135,11 @@ impl Scaling {
         })
     }
 
-    /// Emits the nodes, for gradients that are sums over the micro-batches, or for a rank's slices of them.
+    /// Emits the nodes, for gradients that are sums over the micro-batches, or for a rank's slices or parts of them.
     pub fn emit(
         &self,
         b: &mut Builder,
-        (options, ranks): (&UpdateOptions, Option<u32>),
+        (options, sums): (&UpdateOptions, &Sums),
         gradients: &[ValueId],
         (lr, step): (ValueId, Option<ValueId>),
     ) -> Result<Shared> {
@@ -118,12 +162,7 @@ impl Scaling {
         if !needs_norm || gradients.is_empty() {
             return Ok(shared);
         }
-        let mut norm = global_norm(b, gradients)?;
-        if let Some(ranks) = ranks {
-            let square = b.mul(norm, norm)?;
-            let sum = b.emit(&ALL_REDUCE, &[square], of_group(DATA_PARALLEL, ranks))?;
-            norm = b.op(SQRT, &[sum])?;
-        }
+        let mut norm = sums.norm(b, gradients)?;
         if self.loss_scale.is_some() {
             let most = number(b, f64::from(f32::MAX));
             // A comparison with NaN is false.

@@ -9,10 +9,10 @@ use clap::Args;
 #[derive(Args)]
 #[command(next_help_heading = "Several devices")]
 pub struct Sharing {
-    /// Share the step among N ranks that train on different examples: dp=N. The graph sums gradients and the loss over
-    /// them, and a size such as --dim batch=B is that of one rank
-    #[arg(long, value_name = "dp=N", value_parser = by(Mesh::parse))]
-    pub mesh: Option<u32>,
+    /// Share the step among ranks: N that train on different examples (dp=N), N that each have a part of the attentions and
+    /// MLPs (tp=N), or both (dp=N,tp=M). A size such as --dim batch=B is that of the examples of one rank
+    #[arg(long, value_name = "MESH", value_parser = by(Mesh::parse))]
+    pub mesh: Option<Mesh>,
     /// What each rank keeps a slice of, instead of the whole: none, optimizer (its states), grads (gradients as well), params
     /// (parameters as well)
     #[arg(long, value_name = "WORD", default_value = "none", value_parser = by(Shard::parse))]
@@ -29,12 +29,12 @@ impl Sharing {
         self.of(self.mesh?)
     }
 
-    /// As [`Sharing::mesh`], for a number of ranks.
-    pub fn of(&self, ranks: u32) -> Option<Mesh> {
-        (ranks > 1).then_some(Mesh {
-            ranks,
+    /// As [`Sharing::mesh`], for the ranks of a mesh.
+    pub fn of(&self, mesh: Mesh) -> Option<Mesh> {
+        (mesh.ranks() > 1).then_some(Mesh {
             shard: self.shard,
             bucket_bytes: self.bucket,
+            ..mesh
         })
     }
 }

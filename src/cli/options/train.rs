@@ -9,6 +9,8 @@ use ckpt_opt::train::schedule::{Shape, Span};
 #[cfg(feature = "torch")]
 use ckpt_passes::compile::Request;
 #[cfg(feature = "torch")]
+use ckpt_passes::transform::collectives::Mesh;
+#[cfg(feature = "torch")]
 use ckpt_passes::transform::optimizer::Optimizer;
 #[cfg(feature = "torch")]
 use ckpt_passes::{Error, Result};
@@ -139,7 +141,11 @@ impl TrainArgs {
     pub fn request(&self, ranks: u32) -> Result<Request> {
         let mut request = self.step.request();
         let sharing = &self.step.training.sharing;
-        if let Some(meant) = sharing.mesh.filter(|n| *n != ranks) {
+        if let Some(meant) = sharing
+            .mesh
+            .map(|mesh| mesh.ranks())
+            .filter(|n| *n != ranks)
+        {
             return Err(Error::usage(
                 "mesh",
                 "the mesh is of another number of ranks than those that run",
@@ -148,7 +154,10 @@ impl TrainArgs {
             .found(format!("{ranks}"))
             .help(format!("start them with --ranks {meant} or torchrun")));
         }
-        request.mesh = sharing.of(ranks);
+        request.mesh = sharing.of(sharing.mesh.unwrap_or(Mesh {
+            dp: ranks,
+            ..Mesh::default()
+        }));
         self.goal.apply(&mut request)?;
         if let Some(decay) = self.weight_decay {
             let optimizer = request.updates.optimizer.get_or_insert(Optimizer::ADAMW);

@@ -14,6 +14,8 @@ kernels! {
     GATHER_SLICES => gather_slices;
     ALL_GATHER => all_gather;
     OWN_SLICE => own_slice;
+    OWN_PART => itself;
+    SHARED => itself;
 }
 
 /// Returns the group that a node names; it must be of as many ranks.
@@ -89,6 +91,31 @@ pub fn gathered(group: &Group, slice: &Tensor, dims: &[i64]) -> Result<Tensor> {
     Ok(out)
 }
 
+/// Returns the tensor of which each rank has a part. Alone, the parts of the others are zeros.
+///
+/// # Errors
+/// Another rank is gone or too late.
+pub fn whole_of(group: &Group, own: &Tensor, dims: &[i64], part: &Part) -> Result<Tensor> {
+    let lead = |dims: &[i64], n: i64| [&[n], dims].concat();
+    let parts = gathered(
+        group,
+        &as_vector(&dense(own)?)?,
+        &lead(&own.size(), group.ranks),
+    )?;
+    let whole = empty(&lead(dims, 1), own.kind(), own.device())?;
+    let axis = part.axis as i64 + 1;
+    for rank in 0..group.ranks {
+        let theirs = narrow(&parts, 0, rank, 1)?;
+        let mut at = 0;
+        for (from, count) in part.stretches(group.ranks, rank) {
+            let stretch = narrow(&theirs, axis, at, count)?;
+            copy_into(&narrow(&whole, axis, from, count)?, &stretch)?;
+            at += count;
+        }
+    }
+    whole.f_squeeze_dim(0).map_err(|e| tch_error(&e))
+}
+
 /// Writes a rank's slice to its place in the whole tensor, and fills the places of the others with theirs.
 fn gather_into(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
     let elements = whole.numel() as i64;
@@ -99,6 +126,10 @@ fn gather_into(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
         true => group.gather(&whole),
         false => Ok(()),
     }
+}
+
+fn itself(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    Ok(vec![cx.x(0)?.alias()])
 }
 
 fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {

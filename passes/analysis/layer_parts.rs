@@ -1,0 +1,380 @@
+//! Which blocks of a model ranks can share, each with its part of their weights: tensor parallelism.
+//!
+//! A block ends at a product that sums over parts: the output projection of an attention, the last product of an MLP. What it
+//! reads is needed in parts, and so on backward ([`parted`]), through heads and hidden units, until parts of trained weights are
+//! reached. Their products read the whole input of the block. So every rank computes its heads or hidden units alone, and the
+//! sum over ranks is the block's result. Nothing but the dataflow is looked at.
+//!
+//! A block is taken if all that reads a part belongs to a block that is taken. All else stays whole on every rank.
+
+use crate::error::Result;
+use crate::ir::op::OpClass;
+use crate::ir::typing::Contents;
+use crate::ir::{Def, Graph, NodeId, SecondaryMap, Use, ValueId};
+use crate::ops::batch_axes::{PartCx, Summed, parted, summed};
+use crate::ops::collective::Part;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What ranks share of a graph.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerParts {
+    /// The values that ranks have parts of, by index.
+    pub parts: BTreeMap<ValueId, Part>,
+    /// The nodes that compute parts of their results.
+    pub nodes: BTreeSet<NodeId>,
+    /// The nodes whose results are summed over ranks.
+    pub sums: BTreeSet<NodeId>,
+    /// By node, the operand that lists sizes and the places in its list that are those of a part.
+    pub sizes: BTreeMap<NodeId, (usize, Vec<usize>)>,
+    /// Products whose weight stays whole on every rank, each with the reason.
+    pub whole: Vec<(NodeId, String)>,
+}
+
+/// A block that ranks can share, as far as its own nodes say.
+#[derive(Default)]
+struct Block {
+    parts: BTreeMap<ValueId, Part>,
+    /// What its nodes read whole.
+    read_whole: BTreeSet<ValueId>,
+    nodes: BTreeSet<NodeId>,
+    sizes: BTreeMap<NodeId, (usize, Vec<usize>)>,
+}
+
+struct Search<'a> {
+    cx: PartCx<'a>,
+    is_trained: SecondaryMap<ValueId, bool>,
+    ranks: i64,
+}
+
+impl Search<'_> {
+    /// Follows what is needed for the sum of a product, back to weights.
+    fn block(&self, product: NodeId, summed: Summed) -> std::result::Result<Block, String> {
+        let graph = self.cx.graph;
+        let node = graph.node(product);
+        let mut block = Block::default();
+        let operands = node.operand(0).zip(node.operand(1));
+        let (left, right) = operands.ok_or("an operand is missing")?;
+        let mut open = vec![(left, summed.left)];
+        // The weights of the block beside that of the product.
+        let mut columns = 0;
+        self.weight(right, summed.right, &mut block)?;
+        while let Some((value, part)) = open.pop() {
+            if let Some(known) = block.parts.get(&value) {
+                match *known == part {
+                    true => continue,
+                    false => return Err(self.of(value, "is needed in two ways")),
+                }
+            }
+            self.check(value, &part)?;
+            let Def::Node { node: id, slot } = graph.value(value).def else {
+                self.leaf(value)?;
+                columns += 1;
+                block.parts.insert(value, part);
+                continue;
+            };
+            let needed = parted(&self.cx, id, slot, &part)
+                .map_err(|why| format!("{}: {why}", graph.describe(id)))?;
+            let node = graph.node(id);
+            if needed.outs[slot] != part {
+                return Err(self.of(value, "is needed in two ways"));
+            }
+            for (out, part) in node.outs.iter().zip(needed.outs) {
+                self.check(*out, &part)?;
+                if block
+                    .parts
+                    .insert(*out, part.clone())
+                    .is_some_and(|p| p != part)
+                {
+                    return Err(self.of(*out, "is needed in two ways"));
+                }
+            }
+            for (v, part) in node.ins.iter().zip(needed.ins) {
+                match (*v, part) {
+                    (Some(v), Some(part)) => open.push((v, part)),
+                    (Some(v), None) => drop(block.read_whole.insert(v)),
+                    (None, _) => {}
+                }
+            }
+            if let Some(sizes) = needed.sizes {
+                let listed = node.operand(sizes.0).and_then(|v| self.cx.contents.get(v));
+                listed.ok_or_else(|| format!("{}: its sizes are not known", graph.describe(id)))?;
+                block.sizes.insert(id, sizes);
+            }
+            block.nodes.insert(id);
+        }
+        block.read_whole.extend(node.operand(2));
+        let both = block
+            .read_whole
+            .iter()
+            .find(|v| block.parts.contains_key(v));
+        match (both, columns > 0) {
+            (Some(v), _) => Err(self.of(*v, "is needed in two ways")),
+            (None, true) => Ok(block),
+            (None, false) => Err("no other weight makes what it reads".into()),
+        }
+    }
+
+    /// Follows the weight of a product to its initializer.
+    fn weight(
+        &self,
+        mut value: ValueId,
+        mut part: Part,
+        block: &mut Block,
+    ) -> std::result::Result<(), String> {
+        let graph = self.cx.graph;
+        loop {
+            self.check(value, &part)?;
+            let Def::Node { node: id, slot } = graph.value(value).def else {
+                self.leaf(value)?;
+                block.parts.insert(value, part);
+                return Ok(());
+            };
+            let needed = parted(&self.cx, id, slot, &part)
+                .map_err(|why| format!("{}: {why}", graph.describe(id)))?;
+            let node = graph.node(id);
+            let is_view = node.op.is_layout() || node.op.class == OpClass::Cast;
+            let first = needed.ins.into_iter().next().flatten();
+            let (Some(x), Some(first), true) = (node.operand(0), first, is_view) else {
+                return Err("its second operand is no weight".into());
+            };
+            block.parts.insert(value, part);
+            block.nodes.insert(id);
+            if let Some(sizes) = needed.sizes {
+                block.sizes.insert(id, sizes);
+            }
+            (value, part) = (x, first);
+        }
+    }
+
+    /// Checks that every rank gets as much of a value.
+    fn check(&self, value: ValueId, part: &Part) -> std::result::Result<(), String> {
+        let dims = &self.cx.graph.ty(value).dims;
+        let size = dims.get(part.axis).and_then(|d| d.as_const());
+        if size != Some(part.size()) {
+            return Err(self.of(value, "has another size than its part"));
+        }
+        match part.is_even(self.ranks) {
+            true => Ok(()),
+            false => {
+                let pieces: Vec<String> = part.pieces.iter().map(i64::to_string).collect();
+                let pieces = pieces.join(" + ");
+                let what = format!(
+                    "has an axis of {pieces}, which is no multiple of {}",
+                    self.ranks
+                );
+                Err(self.of(value, &what))
+            }
+        }
+    }
+
+    /// Checks that a value that no node makes is a weight that is trained.
+    fn leaf(&self, value: ValueId) -> std::result::Result<(), String> {
+        match (&self.cx.graph.value(value).def, self.is_trained[value]) {
+            (Def::Init(_), true) => Ok(()),
+            (Def::Init(_), false) => Err(self.of(value, "is not trained")),
+            _ => Err(self.of(value, "is an input, which every rank has whole")),
+        }
+    }
+
+    fn of(&self, value: ValueId, what: &str) -> String {
+        format!("`{}` {what}", self.cx.graph.value(value).name)
+    }
+}
+
+/// Finds the blocks of a forward graph that `ranks` can share, with these trained parameters.
+///
+/// # Errors
+/// None but bugs: the graph is typed.
+pub fn layer_parts(graph: &Graph, trained: &[ValueId], ranks: u32) -> Result<LayerParts> {
+    let contents = Contents::known(graph)?;
+    let mut is_trained = SecondaryMap::new(graph.value_bound(), false);
+    for id in trained {
+        is_trained[*id] = true;
+    }
+    let search = Search {
+        cx: PartCx {
+            graph,
+            contents: &contents,
+        },
+        is_trained,
+        ranks: ranks.into(),
+    };
+    let mut reasons: BTreeMap<NodeId, String> = BTreeMap::new();
+    let mut blocks: BTreeMap<NodeId, Block> = BTreeMap::new();
+    let mut found = LayerParts::default();
+    let mut read_whole: BTreeSet<ValueId> = BTreeSet::new();
+    for id in graph.order() {
+        let class = graph.node(*id).op.class;
+        if !matches!(class, OpClass::Product | OpClass::BiasedProduct) {
+            continue;
+        }
+        let block = match summed(graph, *id) {
+            Some(summed) => search.block(*id, summed),
+            None => Err("it is no product with a matrix".into()),
+        };
+        let taken = block.and_then(|block| {
+            let is_other =
+                |(v, part): (&ValueId, &Part)| found.parts.get(v).is_some_and(|p| p != part);
+            let sums = block.nodes.iter().any(|n| blocks.contains_key(n));
+            let both = block.parts.keys().any(|v| read_whole.contains(v))
+                || block.read_whole.iter().any(|v| found.parts.contains_key(v));
+            match both || sums || found.nodes.contains(id) || block.parts.iter().any(is_other) {
+                true => Err("another block has its operands in another way".to_string()),
+                false => Ok(block),
+            }
+        });
+        match taken {
+            Ok(block) => {
+                found.parts.extend(block.parts.clone());
+                found.nodes.extend(&block.nodes);
+                read_whole.extend(&block.read_whole);
+                blocks.insert(*id, block);
+            }
+            Err(why) => drop(reasons.insert(*id, why)),
+        }
+    }
+    // What reads a part must be in a block, until no block goes.
+    loop {
+        let nodes: BTreeSet<NodeId> = blocks
+            .values()
+            .flat_map(|b| b.nodes.iter().copied())
+            .collect();
+        let reader = |v: &ValueId| {
+            let uses = graph.value(*v).uses().iter();
+            let is_sum = |u: &Use| blocks.contains_key(&u.node) && u.slot < 2;
+            let mut uses = uses.filter(|u| !nodes.contains(&u.node) && !is_sum(u));
+            match graph.is_output(*v) {
+                true => Some("is an output".to_string()),
+                false => uses
+                    .next()
+                    .map(|u| format!("is also read by {}", graph.describe(u.node))),
+            }
+        };
+        let gone: Vec<(NodeId, String)> = blocks
+            .iter()
+            .filter_map(|(id, block)| {
+                let (v, what) = block.parts.keys().find_map(|v| Some((*v, reader(v)?)))?;
+                Some((*id, search.of(v, &what)))
+            })
+            .collect();
+        if gone.is_empty() {
+            break;
+        }
+        for (id, why) in gone {
+            blocks.remove(&id);
+            reasons.insert(id, why);
+        }
+    }
+    found = LayerParts::default();
+    for (id, block) in blocks {
+        found.parts.extend(block.parts);
+        found.nodes.extend(block.nodes);
+        found.sizes.extend(block.sizes);
+        found.sums.insert(id);
+    }
+    let is_shared = |id: &NodeId| found.sums.contains(id) || found.nodes.contains(id);
+    let whole = graph.order().iter().filter(|id| !is_shared(id));
+    found.whole = whole
+        .filter_map(|id| Some((*id, reasons.remove(id)?)))
+        .filter(|(id, _)| reads_weight(graph, &search.is_trained, *id))
+        .collect();
+    Ok(found)
+}
+
+/// Returns true for a product with a trained weight, perhaps transposed or cast.
+fn reads_weight(graph: &Graph, is_trained: &SecondaryMap<ValueId, bool>, id: NodeId) -> bool {
+    let Some(mut value) = graph.node(id).operand(1) else {
+        return false;
+    };
+    while let Some(maker) = graph.def_node(value).map(|id| graph.node(id)) {
+        match maker.operand(0) {
+            Some(x) if maker.op.is_layout() || maker.op.class == OpClass::Cast => value = x,
+            _ => return false,
+        }
+    }
+    is_trained[value]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analysis::params::{Selection, parameters};
+    use crate::text;
+    use crate::transform::infer::infer;
+
+    fn found(nodes: &str, inits: &str) -> (Graph, LayerParts) {
+        let source = format!("graph @g imported (%x: f32[b, s, 8]) -> (%y) {{\n{inits}{nodes}}}\n");
+        let mut graph = text::parse(&source).unwrap();
+        infer(&mut graph).unwrap();
+        let all = parameters(&graph, &Selection::default()).unwrap();
+        let trained: Vec<ValueId> = all.iter().map(|p| p.value).collect();
+        let parts = layer_parts(&graph, &trained, 2).unwrap();
+        (graph, parts)
+    }
+
+    fn named(graph: &Graph, parts: &LayerParts) -> Vec<(String, Part)> {
+        let inits = graph.inits().filter_map(|(id, v)| {
+            let part = parts.parts.get(&id)?;
+            Some((v.name.clone(), part.clone()))
+        });
+        inits.collect()
+    }
+
+    /// Queries, keys and values side by side in one weight, taken apart before there are heads.
+    #[test]
+    fn a_fused_weight_is_divided_piece_by_piece() {
+        let inits = "  init %qkv : f32[8, 24] = splat 0.5\n  init %o : f32[8, 8] = splat 0.5\n  \
+                     init %three : i64[3] = [8, 8, 8]\n  init %heads : i64[4] = [0, 0, 4, 2]\n  init %flat : i64[3] = [0, 0, 8]\n";
+        let heads = |v: &str| {
+            format!(
+                "  %{v}1 = Reshape %{v}, %heads\n  %{v}2 = Transpose %{v}1 {{perm=[0, 2, 1, 3]}}\n"
+            )
+        };
+        let nodes = format!(
+            "  %h = MatMul %x, %qkv\n  %q, %k, %v = Split %h, %three {{axis=2}}\n{}{}{}  \
+             %a = Attention %q2, %k2, %v2 {{causal=1}}\n  %a1 = Transpose %a {{perm=[0, 2, 1, 3]}}\n  \
+             %a2 = Reshape %a1, %flat\n  %p = MatMul %a2, %o\n  %y = Add %x, %p\n",
+            heads("q"),
+            heads("k"),
+            heads("v")
+        );
+        let (graph, parts) = found(&nodes, inits);
+        let qkv = Part {
+            axis: 1,
+            pieces: vec![8, 8, 8],
+        };
+        let expected = [("qkv".to_string(), qkv), ("o".to_string(), Part::of(0, 8))];
+        assert_eq!(named(&graph, &parts), expected);
+        assert_eq!((parts.sums.len(), parts.whole.len()), (1, 0));
+    }
+
+    /// In a chain of products every second one sums, and a norm over hidden units keeps its block whole.
+    #[test]
+    fn what_reads_all_hidden_units_stays_whole() {
+        let inits = "  init %a : f32[8, 6] = splat 0.5\n  init %b : f32[6, 8] = splat 0.5\n  \
+                     init %g : f32[6] = splat 0.5\n";
+        let chain = "  %h = MatMul %x, %a\n  %i = Tanh %h\n  %y = MatMul %i, %b\n";
+        let (graph, parts) = found(chain, inits);
+        let expected = [
+            ("a".to_string(), Part::of(1, 6)),
+            ("b".to_string(), Part::of(0, 6)),
+        ];
+        assert_eq!(named(&graph, &parts), expected);
+        let normed = "  %h = MatMul %x, %a\n  %i = RMSNormalization %h, %g\n  %y = MatMul %i, %b\n";
+        let (_, parts) = found(normed, inits);
+        assert!(parts.parts.is_empty());
+        assert!(
+            parts.whole[1].1.contains("norms along the axis"),
+            "{:?}",
+            parts.whole
+        );
+        let read_twice = "  %h = MatMul %x, %a\n  %i = Tanh %h\n  %j = MatMul %i, %b\n  %m = ReduceMax %i {keepdims=0}\n  %y = Add %j, %m\n";
+        let (_, parts) = found(read_twice, inits);
+        assert!(parts.parts.is_empty());
+        assert!(
+            parts.whole[1].1.contains("is also read by"),
+            "{:?}",
+            parts.whole
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! Shares the blocks of a model among ranks, each of which has its part of their weights: tensor parallelism from an unsharded
+//! model (Shoeybi et al. 2019, Megatron-LM, arXiv 1909.08053).
+//!
+//! In and out: `Typed`, before differentiation. [`layer_parts`] says what ranks can share. A rank's part of a weight is the input
+//! `<parameter>.shard`, which an update overwrites; the initializer stays as name and type, and as what the part begins as. Nodes
+//! of a block stay as they are and get smaller types. Their result is summed by an `AllReduce`, and what they read whole goes
+//! through `Shared`. Autodiff derives the rest: gradients of parts are local, and gradients of what was shared are summed
+//! before they leave the block.
+
+use super::optimizer::SHARD;
+use crate::analysis::layer_parts::layer_parts;
+use crate::error::{Error, Result};
+use crate::ir::op::Domain;
+use crate::ir::typing::{Contents, type_node};
+use crate::ir::{Def, Dim, Graph, NodeId, ValueId, same_dims};
+use crate::ops::collective::{ALL_REDUCE, OWN_PART, SHARED, TENSOR_PARALLEL, of_group};
+use crate::ops::{Builder, EmitExt};
+use std::collections::BTreeMap;
+
+/// The most reasons in a note.
+const SHOWN: usize = 3;
+
+/// What was shared.
+#[derive(Clone, Debug, Default)]
+pub struct SharedLayers {
+    /// The number of blocks.
+    pub blocks: usize,
+    /// The weights of which each rank has a part, each with the input that holds it.
+    pub parts: Vec<(ValueId, ValueId)>,
+    /// Why products stay whole on every rank, each with its place.
+    pub whole: Vec<String>,
+}
+
+impl SharedLayers {
+    /// Returns what the user should know.
+    pub fn note(&self, ranks: u32) -> String {
+        let mut note = format!(
+            "{} ranks share {} blocks, each with its part of {} weights",
+            ranks,
+            self.blocks,
+            self.parts.len()
+        );
+        if !self.whole.is_empty() {
+            let shown = self.whole.iter().take(SHOWN).cloned();
+            let shown = shown.collect::<Vec<_>>().join("; ");
+            let more = self.whole.len().saturating_sub(SHOWN);
+            let more = match more {
+                0 => String::new(),
+                more => format!("; and {more} more"),
+            };
+            note += &format!("; whole on every rank: {shown}{more}");
+        }
+        note
+    }
+}
+
+/// New nodes around old ones.
+#[derive(Default)]
+struct Places {
+    before: BTreeMap<NodeId, Vec<NodeId>>,
+    after: BTreeMap<NodeId, Vec<NodeId>>,
+}
+
+/// Has `ranks` share what they can of a forward graph. In `trained`, the part of a weight takes the place of the weight.
+///
+/// # Errors
+/// No block that can be shared.
+pub fn share_layers(
+    graph: &mut Graph,
+    trained: &mut [ValueId],
+    ranks: u32,
+) -> Result<SharedLayers> {
+    let found = layer_parts(graph, trained, ranks)?;
+    let reason = |(id, why): &(NodeId, String)| format!("{}, because {why}", graph.describe(*id));
+    let mut done = SharedLayers {
+        blocks: found.sums.len(),
+        whole: found.whole.iter().map(reason).collect(),
+        ..SharedLayers::default()
+    };
+    if done.blocks == 0 {
+        let error = Error::usage("mesh", "there is no block that ranks could share")
+            .expected(
+                "an attention or an MLP whose heads or hidden units are a multiple of the ranks",
+            )
+            .help("leave tp out of --mesh");
+        return Err(match done.whole.is_empty() {
+            true => error,
+            false => error.found(done.whole[..done.whole.len().min(SHOWN)].join("; ")),
+        });
+    }
+    let old = graph.order().to_vec();
+    let position: BTreeMap<NodeId, usize> = old.iter().copied().zip(0..).collect();
+    let contents = Contents::known(graph)?;
+    let mut b = Builder::resume(graph, contents);
+    let mut places = Places::default();
+    let members = || found.nodes.iter().chain(&found.sums).copied();
+    // What nodes read whole, by the first of them.
+    let mut whole: BTreeMap<ValueId, Vec<(NodeId, usize)>> = BTreeMap::new();
+    let mut ordered: Vec<NodeId> = members().collect();
+    ordered.sort_by_key(|id| position[id]);
+    for id in ordered {
+        let is_sum = found.sums.contains(&id);
+        for (slot, v) in b.graph.node(id).ins.iter().enumerate() {
+            let Some(v) = v.filter(|v| !found.parts.contains_key(v)) else {
+                continue;
+            };
+            let has_gradient = match b.graph.value(v).def {
+                Def::Node { .. } => b.graph.ty(v).dtype.is_float(),
+                Def::Init(_) => trained.contains(&v),
+                Def::Input => false,
+            };
+            // A bias is added to the sum.
+            if has_gradient && !(is_sum && slot == 2) {
+                whole.entry(v).or_default().push((id, slot));
+            }
+        }
+    }
+    for (v, readers) in whole {
+        let mark = b.graph.order().len();
+        (b.prefix, b.loc) = (b.graph.value(v).name.clone(), Default::default());
+        let shared = b.emit(&SHARED, &[v], of_group(TENSOR_PARALLEL, ranks))?;
+        for (id, slot) in &readers {
+            b.graph.set_operand(*id, *slot, Some(shared));
+        }
+        let new = &b.graph.order()[mark..];
+        places.before.entry(readers[0].0).or_default().extend(new);
+    }
+    for (id, (slot, listed)) in &found.sizes {
+        let mark = b.graph.order().len();
+        let node = b.graph.node(*id);
+        let sizes = node.operand(*slot);
+        let ints = sizes.and_then(|v| b.contents.get(v)).map(<[Dim]>::to_vec);
+        let (Some(sizes), Some(ints)) = (sizes, ints) else {
+            return Err(Error::bug("mesh", "sizes are not known").at(b.graph.describe(*id)));
+        };
+        (b.prefix, b.loc) = (node.name.clone(), node.loc.clone());
+        // 0 and -1 take the size of the part by themselves.
+        let is_own = |at: usize| listed.contains(&at) && ints[at].as_const().is_none_or(|n| n > 1);
+        let divisors = (0..ints.len()).map(|at| if is_own(at) { i64::from(ranks) } else { 1 });
+        let divisors: Vec<i64> = divisors.collect();
+        let known: Option<Vec<i64>> = ints.iter().map(Dim::as_const).collect();
+        let own = match known {
+            Some(known) => {
+                let own = known.iter().zip(&divisors).map(|(n, by)| n / by);
+                b.ints(&own.collect::<Vec<i64>>())
+            }
+            None => {
+                let divisors = b.ints(&divisors);
+                b.div(sizes, divisors)?
+            }
+        };
+        b.graph.set_operand(*id, *slot, Some(own));
+        let new = &b.graph.order()[mark..];
+        places.before.entry(*id).or_default().extend(new);
+    }
+    for (v, part) in &found.parts {
+        let own_ty = part.ty(b.ty(*v), ranks.into());
+        if matches!(b.graph.value(*v).def, Def::Node { .. }) {
+            b.graph.set_type(*v, own_ty);
+            continue;
+        }
+        let mark = b.graph.order().len();
+        let (name, readers) = (
+            b.graph.value(*v).name.clone(),
+            b.graph.value(*v).uses().to_vec(),
+        );
+        let shard = format!("{name}{SHARD}");
+        if b.graph.has_value_name(&shard) {
+            let what = format!("a part is called `{shard}`, but the model uses that name");
+            return Err(Error::model("name", what));
+        }
+        let input = b.graph.add_input(&shard, Some(own_ty));
+        if let Some(origin) = b.graph.origins.get(v).cloned() {
+            b.graph.origins.insert(input, origin);
+        }
+        (b.prefix, b.loc) = (name.clone(), Default::default());
+        let own = b.emit(&OWN_PART, &[input, *v], part.attrs(TENSOR_PARALLEL, ranks))?;
+        b.graph.rename_value(own, &format!("{name}.own"));
+        let first = readers.iter().map(|u| u.node).min_by_key(|id| position[id]);
+        for u in readers {
+            b.graph.set_operand(u.node, u.slot, Some(own));
+        }
+        if let Some(first) = first {
+            let new = &b.graph.order()[mark..];
+            places.before.entry(first).or_default().extend(new);
+        }
+        done.parts.push((*v, input));
+        for id in trained.iter_mut().filter(|id| **id == *v) {
+            *id = input;
+        }
+    }
+    for id in &found.sums {
+        let mark = b.graph.order().len();
+        let node = b.graph.node(*id);
+        let (out, bias) = (node.outs[0], node.operand(2));
+        (b.prefix, b.loc) = (node.name.clone(), node.loc.clone());
+        let name = b.graph.value(out).name.clone();
+        let readers = b.graph.value(out).uses().to_vec();
+        if bias.is_some() {
+            b.graph.set_operand(*id, 2, None);
+        }
+        let mut sum = b.emit(&ALL_REDUCE, &[out], of_group(TENSOR_PARALLEL, ranks))?;
+        if let Some(bias) = bias {
+            sum = b.add(sum, bias)?;
+        }
+        for u in readers {
+            b.graph.set_operand(u.node, u.slot, Some(sum));
+        }
+        let outputs = b.graph.outputs().iter();
+        let outputs = outputs.map(|v| if *v == out { sum } else { *v }).collect();
+        b.graph.set_outputs(outputs);
+        b.graph.rename_value(out, &format!("{name}/own"));
+        b.graph.rename_value(sum, &name);
+        let new = &b.graph.order()[mark..];
+        places.after.entry(*id).or_default().extend(new);
+    }
+    let Places {
+        mut before,
+        mut after,
+    } = places;
+    let order = old.iter().flat_map(|id| {
+        let first = before.remove(id).unwrap_or_default();
+        let last = after.remove(id).unwrap_or_default();
+        first.into_iter().chain([*id]).chain(last)
+    });
+    let order = order.collect();
+    graph.set_order(order);
+    check_types(graph)?;
+    Ok(done)
+}
+
+/// Checks that nodes on parts give the parts that were expected of them.
+fn check_types(graph: &Graph) -> Result<()> {
+    let mut contents = Contents::of(graph);
+    for id in graph.order() {
+        if graph.node(*id).op.domain == Domain::Opaque {
+            continue;
+        }
+        let typed = type_node(graph, *id, &contents)?;
+        for (v, (ty, ints)) in graph.node(*id).outs.iter().zip(typed) {
+            if !same_dims(&ty.dims, &graph.ty(*v).dims) {
+                return Err(Error::bug("mesh", "a part has another type than expected")
+                    .at(graph.describe(*id))
+                    .expected(graph.ty(*v).to_string())
+                    .found(ty.to_string()));
+            }
+            contents.set(*v, ints);
+        }
+    }
+    Ok(())
+}
