@@ -19,7 +19,10 @@ fn fixtures_agree_with_pytorch_and_onnx_runtime() {
         .arg(root.join("tools"))
         .arg("corpus")
         .args(["--ckpt-opt", env!("CARGO_BIN_EXE_ckpt-opt")])
-        .args(["--case", "bert,gpt2,gpt2_loss,llama32,llama32_mask,gemma3n"])
+        .args([
+            "--case",
+            "bert,gpt2,gpt2_loss,llama32,llama32_mask,llama32_packed,gemma3n",
+        ])
         .current_dir(root)
         .output()
         .unwrap();
