@@ -291,12 +291,14 @@ fn same_segment(cx: &mut BodyCx, q: ValueId, k: ValueId, segments: ValueId) -> R
     let mut own = keys;
     let size = |v: ValueId| cx.ty(v).dims[rank - 2].clone();
     if size(q).same(&size(k)) != Same::Yes {
-        // Those of the last keys.
+        // Those of the last keys. A slice would have a size that only a run knows.
         let (queries, all) = (length(cx, q)?, length(cx, k)?);
-        let first = cx.bind(Term(all) - queries)?;
-        let first = cx.b.unsqueeze(first.0, &[0])?;
-        let (end, axis) = (cx.b.ints(&[i64::MAX]), cx.b.ints(&[-1]));
-        own = cx.b.emit(SLICE, &[own, first, end, axis], Attrs::new())?;
+        let back = cx.bind(Term(all) - queries)?;
+        let rows = Term(cx.b.counted(queries)?);
+        let places = cx.bind(rows + back)?;
+        let last = cx.b.rank(own) as i64 - 1;
+        own =
+            cx.b.emit(GATHER, &[own, places.0], Attrs::new().with("axis", last))?;
     }
     let own = cx.b.unsqueeze(own, &[-1])?;
     let keys = cx.b.unsqueeze(keys, &[-2])?;
