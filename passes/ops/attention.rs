@@ -5,7 +5,8 @@
 //! key head `h / (query heads / key heads)`.
 //!
 //! A query `i` may see key `j` if `j <= i + keys − queries` (causal), within `window_left` keys before and
-//! `window_right` after that place, and where a boolean bias is true; a floating-point bias is added. For a query
+//! `window_right` after that place, and where a boolean bias is true; a floating-point bias is added. With segments, which
+//! number the documents of a packed sequence, it sees only keys whose segment is that of its own place. For a query
 //! without keys, the attribute `empty_rows` selects zeros, as in guarded graphs and ONNX Attention, or NaN, as in a
 //! softmax over −∞. A finite bias hides no key.
 //!
@@ -59,9 +60,14 @@ pub const SHARED: [&str; 6] = [
 pub const Y: usize = 5;
 /// The slot of the saved log-sum-exp among the operands of [`ATTENTION_GRAD`].
 pub const LSE: usize = 6;
+/// The slot of the segments among the operands of [`ATTENTION`].
+pub const SEGMENTS: usize = 4;
+/// The slot of the segments among the operands of [`ATTENTION_GRAD`]: the last, so that older files keep their meaning.
+pub const GRAD_SEGMENTS: usize = 7;
 
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
-/// [L…, Hq, Sq, Sk]. Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
+/// [L…, Hq, Sq, Sk], `segments` (int64, with no fewer keys than queries) [L…, Sk], where the axes before the last broadcast.
+/// Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
 /// of the scores, −∞ for a query that sees no key, in the type computed in.
 pub static ATTENTION: OpDef = OpDef {
     attrs: &[
@@ -72,9 +78,9 @@ pub static ATTENTION: OpDef = OpDef {
         SOFTCAP,
         EMPTY_ROWS,
     ],
-    ins: slots!["q", "k", "v"; "bias"],
+    ins: slots!["q", "k", "v"; "bias", "segments"],
     outs: slots!["y"; "lse"],
-    infer: |cx| infer_forward(cx, 0),
+    infer: |cx| infer_forward(cx, 0, SEGMENTS),
     grad: Grad::Rule(grad_attention),
     cost: |cx| match AttentionPlan::forward(cx.attrs, cx.ins) {
         Some(plan) => priced(cx, &plan, 1, 1),
@@ -102,7 +108,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         EMPTY_ROWS,
         WANTS,
     ],
-    ins: slots!["dy", "q", "k", "v"; "bias", "y", "lse"],
+    ins: slots!["dy", "q", "k", "v"; "bias", "y", "lse", "segments"],
     outs: &[Slot::var("gradients")],
     infer: infer_backward,
     grad: Grad::Body,
@@ -142,8 +148,8 @@ fn want_same(cx: &InferCx, what: &str, a: &Dim, b: &Dim) -> Result<()> {
     Ok(())
 }
 
-/// Types of `y` and `lse`; operands are q, k, v, bias from slot `q` on.
-fn infer_forward(cx: &InferCx, q: usize) -> Result<Vec<Ty>> {
+/// Types of `y` and `lse`; operands are q, k, v, bias from slot `q` on, and segments.
+fn infer_forward(cx: &InferCx, q: usize, segments: usize) -> Result<Vec<Ty>> {
     let dtype = cx.want_dtype(q, DType::is_float, "a floating-point type")?;
     cx.same_dtype(&[q, q + 1, q + 2])?;
     check_attributes(cx)?;
@@ -183,6 +189,7 @@ fn infer_forward(cx: &InferCx, q: usize) -> Result<Vec<Ty>> {
     let mut scores = qt.dims.clone();
     scores[at_d] = kt.dims[at_s].clone();
     check_bias(cx, q + 3, dtype, &scores)?;
+    check_segments(cx, segments, &scores)?;
     let mut y = qt.dims.clone();
     y[at_d] = vt.dims[at_d].clone();
     let rows = qt.dims[..at_d].to_vec();
@@ -249,6 +256,53 @@ fn check_bias(cx: &InferCx, slot: usize, dtype: DType, scores: &[Dim]) -> Result
     Ok(())
 }
 
+fn check_segments(cx: &InferCx, slot: usize, scores: &[Dim]) -> Result<()> {
+    let Some(segments) = cx.opt_ty(slot) else {
+        return Ok(());
+    };
+    if segments.dtype != DType::I64 {
+        return Err(cx
+            .fail(
+                "type",
+                format!("operand `segments` has element type {}", segments.dtype),
+            )
+            .expected("i64"));
+    }
+    let [lead @ .., queries, keys] = scores else {
+        return Err(cx.fail("shape", "the scores have no two axes"));
+    };
+    // Without the axis of heads.
+    let lead = &lead[..lead.len().saturating_sub(1)];
+    let fits = match segments.dims.as_slice() {
+        [outer @ .., last] => {
+            let broadcasts = |(s, l): (&Dim, &Dim)| s.is_one() || s.same(l) != Same::No;
+            last.same(keys) != Same::No
+                && outer.len() <= lead.len()
+                && outer
+                    .iter()
+                    .zip(&lead[lead.len() - outer.len()..])
+                    .all(broadcasts)
+        }
+        [] => false,
+    };
+    if !fits {
+        return Err(cx
+            .fail("shape", "`segments` does not number the keys")
+            .expected(format!("{lead:?}, then {keys}"))
+            .found(segments.to_string()));
+    }
+    match keys.sub(queries).bounds().1 {
+        Some(most) if most < 0 => Err(cx
+            .fail(
+                "shape",
+                "`segments` says nothing of queries before the first key",
+            )
+            .expected("no fewer keys than queries")
+            .found(format!("{queries} queries, {keys} keys"))),
+        _ => Ok(()),
+    }
+}
+
 fn grad_attention(cx: &mut GradCx) -> Result<()> {
     if cx.dy(1).is_some() {
         return Err(no_rule(cx, "the log-sum-exp of Attention reaches the loss"));
@@ -266,8 +320,13 @@ fn grad_attention(cx: &mut GradCx) -> Result<()> {
         }
     }
     let mut ins = vec![Some(dy), Some(cx.x(0)), Some(cx.x(1)), Some(cx.x(2))];
-    if let Some(bias) = cx.opt_x(3) {
-        ins.push(Some(bias));
+    let (bias, segments) = (cx.opt_x(3), cx.opt_x(SEGMENTS));
+    if bias.is_some() || segments.is_some() {
+        ins.push(bias);
+    }
+    if segments.is_some() {
+        ins.resize(GRAD_SEGMENTS, None);
+        ins.push(segments);
     }
     let gradients = cx.b.emit_n(&ATTENTION_GRAD, ins, attrs, wants.len())?;
     for (slot, gradient) in wants.into_iter().zip(gradients) {
@@ -277,7 +336,7 @@ fn grad_attention(cx: &mut GradCx) -> Result<()> {
 }
 
 fn infer_backward(cx: &InferCx) -> Result<Vec<Ty>> {
-    let types = infer_forward(cx, 1)?;
+    let types = infer_forward(cx, 1, GRAD_SEGMENTS)?;
     for (slot, name, result) in [(0, "dy", 0), (Y, "y", 0), (LSE, "lse", 1)] {
         let expected = &types[result];
         let found = match slot {

@@ -8,7 +8,7 @@ use crate::analysis::sizes::Binding;
 use crate::analysis::{Device, Sizes};
 use crate::error::Result;
 use crate::ir::{Graph, Id, Node, NodeId, Ty, ValueId};
-use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, LSE, SHARED, Y};
+use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, GRAD_SEGMENTS, LSE, SEGMENTS, SHARED, Y};
 use crate::ops::rule::compute_type;
 use crate::ops::shape::{FLATTEN, RESHAPE, TRANSPOSE};
 
@@ -63,6 +63,7 @@ fn forward_of(graph: &Graph, id: NodeId) -> Option<NodeId> {
         let same = |slot| node.operand(slot) == gradient.operand(slot + 1);
         node.op == &ATTENTION
             && (0..4).all(same)
+            && node.operand(SEGMENTS) == gradient.operand(GRAD_SEGMENTS)
             && SHARED
                 .iter()
                 .all(|name| node.attrs.get(name) == gradient.attrs.get(name))
@@ -175,6 +176,21 @@ mod tests {
         assert!(saved(&mut graph, "h100"));
         assert_eq!(operands(&graph), [None, Some("rows"), Some("y.lse")]);
         infer(&mut graph).unwrap();
+    }
+
+    #[test]
+    fn no_fused_kernel_knows_segments() {
+        let x = "bf16[2, 4, 70, 16]";
+        let source = format!(
+            "graph @g imported (%dy: {x}, %q: {x}, %k: {x}, %v: {x}, %s: i64[2, 70]) -> (%y, %dq) {{
+  %y = Attention %q, %k, %v, _, %s {{scale=0.25}}
+  %dq = AttentionGrad %dy, %q, %k, %v, _, _, _, %s {{scale=0.25, wants=[0]}}
+}}
+"
+        );
+        let mut graph = text::parse(&source).unwrap();
+        infer(&mut graph).unwrap();
+        assert!(!saved(&mut graph, "h100"));
     }
 
     #[test]

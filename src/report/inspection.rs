@@ -379,6 +379,9 @@ impl Inspection {
             if a.causal {
                 notes.insert(0, "causal".into());
             }
+            if a.segments {
+                notes.push("segments".into());
+            }
             notes.extend(a.window.map(|w| format!("window {w}")));
             notes.extend(a.scale.map(|s| format!("scale {s:.6}")));
             notes.extend(a.softcap.map(|c| format!("softcap {c}")));

@@ -51,13 +51,29 @@ impl Shape {
 
 /// The results of one node on operands as they lie; through the kernel, or in float64 through the body.
 fn results(backward: bool, attrs: &Attrs, ins: &[&Tensor], outs: usize, body: bool) -> Vec<Tensor> {
+    let ins: Vec<Option<&Tensor>> = ins.iter().map(|x| Some(*x)).collect();
+    results_of(backward, attrs, &ins, outs, body)
+}
+
+/// As [`results`], with operands left out.
+fn results_of(
+    backward: bool,
+    attrs: &Attrs,
+    ins: &[Option<&Tensor>],
+    outs: usize,
+    body: bool,
+) -> Vec<Tensor> {
     let _no_grad = tch::no_grad_guard();
     let mut graph = Graph::new("one");
     let mut feed = BTreeMap::new();
     let mut slots = Vec::new();
     for (i, x) in ins.iter().enumerate() {
+        let Some(x) = x else {
+            slots.push(None);
+            continue;
+        };
         let x = match (body, x.kind()) {
-            (true, kind) if kind != Kind::Bool => x.to_kind(Kind::Double),
+            (true, kind) if kind != Kind::Bool && kind != Kind::Int64 => x.to_kind(Kind::Double),
             _ => x.shallow_clone(),
         };
         let dims: Vec<ckpt_passes::ir::Dim> = x.size().into_iter().map(Into::into).collect();
@@ -270,6 +286,75 @@ fn biases_of_every_broadcast_shape_and_type() {
         let seen = bias.gt(-1.0);
         let gaps = gaps(LARGE, &attrs, Some(&seen), Kind::Float);
         close(&format!("{dims:?} bool"), &gaps, KINDS[1].1);
+    }
+}
+
+/// Documents of several lengths, one of which comes back, as the runtime gets them from a packed sequence; against a boolean
+/// bias that says the same, and against the body.
+#[test]
+fn segments_are_a_mask_that_is_not_there() {
+    let _turn = torch::alone();
+    let numbers = |lengths: &[(i64, i64)]| -> Vec<i64> {
+        let repeated = |(segment, count): &(i64, i64)| vec![*segment; *count as usize];
+        lengths.iter().flat_map(repeated).collect()
+    };
+    // One document of several tiles, and short ones; then one that goes on behind another.
+    let rows = [
+        numbers(&[(4, 100), (-7, 11), (9, 19)]),
+        numbers(&[(0, 60), (1, 40), (0, 30)]),
+    ];
+    let segments = Tensor::from_slice(&rows.concat()).view([2, 130]);
+    let own = segments.narrow(1, 40, 90).unsqueeze(-1);
+    let seen = own.eq_tensor(&segments.unsqueeze(1)).unsqueeze(1);
+    tch::manual_seed(8);
+    let bias = Tensor::randn([2, 4, 90, 130], (Kind::Float, tch::Device::Cpu));
+    for attrs in [
+        Attrs::new().with("scale", 0.25f32),
+        Attrs::new().with("causal", 1).with("empty_rows", "nan"),
+        Attrs::new().with("causal", 1).with("window_left", 20),
+        Attrs::new().with("softcap", 5.0f32),
+    ] {
+        for (kind, allowed) in KINDS {
+            let [q, k, v, dy] = LARGE.operands().map(|x| x.to_kind(kind));
+            let back = attrs.clone().with("wants", vec![0, 1, 2]);
+            for bias in [None, Some(&bias)] {
+                let mut masked = seen.shallow_clone();
+                if let Some(bias) = bias {
+                    let hidden = bias
+                        .zeros_like()
+                        .masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+                    masked = bias + hidden;
+                }
+                let expected = results(false, &attrs, &[&q, &k, &v, &masked], 2, false);
+                let expected_back = results(true, &back, &[&dy, &q, &k, &v, &masked], 3, false);
+                let given = [Some(&q), Some(&k), Some(&v), bias, Some(&segments)];
+                let found = results_of(false, &attrs, &given, 2, false);
+                let given = [
+                    Some(&dy),
+                    Some(&q),
+                    Some(&k),
+                    Some(&v),
+                    bias,
+                    None,
+                    None,
+                    Some(&segments),
+                ];
+                let found_back = results_of(true, &back, &given, 3, false);
+                let body = results_of(true, &back, &given, 3, true);
+                let all = found
+                    .iter()
+                    .chain(&found_back)
+                    .zip(expected.iter().chain(&expected_back));
+                let gaps: Vec<f64> = all.map(|(a, b)| gap(a, b, 0.5)).collect();
+                close(&format!("{attrs:?} {kind:?}"), &gaps, allowed);
+                let to_body = found_back.iter().zip(&body).map(|(a, b)| gap(a, b, 0.5));
+                close(
+                    &format!("{attrs:?} {kind:?} body"),
+                    &to_body.collect::<Vec<_>>(),
+                    allowed,
+                );
+            }
+        }
     }
 }
 

@@ -34,6 +34,8 @@ mod offload;
 #[cfg(feature = "torch")]
 mod optimizer;
 #[cfg(feature = "torch")]
+mod packed;
+#[cfg(feature = "torch")]
 mod promises;
 #[cfg(feature = "torch")]
 mod qlora;

@@ -23,6 +23,7 @@ const INITS: &str = "
   init %min : f32[] = -3.4028235e38
   init %ten : f32[] = -10000.0
   init %true : bool[] = true
+  init %till : i64[1] = [9223372036854775807]
 ";
 
 /// Positions of queries as a column and of keys as a row, and whether a query comes first: all [seq, seq] or wider.
@@ -39,7 +40,7 @@ fn graph(body: &str, output: &str) -> String {
     format!(
         "graph @g imported (%q: f32[batch, 8, seq, 16], %k: f32[batch, 8, seq, 16], \
          %v: f32[batch, 8, seq, 16], %kv: f32[batch, 2, seq, 16], %pad: bool[batch, 1, 1, seq], \
-         %bias: f32[8, seq, seq], %big: f32[batch, 8, seq, seq]) -> ({output}) {{{INITS}{body}}}\n"
+         %doc: i64[batch, seq], %part: i64[batch, seq], %bias: f32[8, seq, seq], %big: f32[batch, 8, seq, seq]) -> ({output}) {{{INITS}{body}}}\n"
     )
 }
 
@@ -62,6 +63,9 @@ fn said(body: &str, output: &str) -> Vec<String> {
             );
             if r.causal {
                 line += " causal";
+            }
+            if r.segments {
+                line += " segments";
             }
             if let Some(w) = r.window {
                 line += &format!(" window {w}");
@@ -211,6 +215,170 @@ fn masks() {
             continue;
         }
         assert_eq!(one(&body), expected, "{body}");
+    }
+}
+
+/// A query sees the keys of its own document: numbers of documents are compared, or positions that start again.
+#[test]
+fn packed_sequences() {
+    let tail = "
+  %p = Softmax %z
+  %y = MatMul %p, %v
+";
+    let documents = "
+  %own = Unsqueeze %doc, %a2
+  %other = Unsqueeze %doc, %a1
+  %same3 = Equal %own, %other
+  %same = Unsqueeze %same3, %a1
+  %within = And %seen, %same
+";
+    let said = |body: &str| one(&format!("{POSITIONS}{SCORES}{documents}{body}{tail}"));
+    for (body, expected) in [
+        (
+            "%m = Where %same, %none, %low\n %z = Add %qk, %m",
+            "segments none",
+        ),
+        (
+            "%m = Where %within, %none, %min\n %z = Add %qk, %m",
+            "causal segments none",
+        ),
+        ("%z = Where %within, %qk, %low", "causal segments none"),
+        (
+            "%no = Not %within\n %z = Where %no, %min, %qk",
+            "causal segments none",
+        ),
+        // Two masks, one after the other.
+        (
+            "%m = Where %seen, %none, %low\n %z1 = Add %qk, %m\n %z = Where %same, %z1, %low",
+            "causal segments none",
+        ),
+        // By a difference.
+        (
+            "%d = Sub %other, %own\n %e = Equal %d, %zero\n %f = Unsqueeze %e, %a1\n %z = Where %f, %qk, %low",
+            "segments none",
+        ),
+        // Numbers that many documents share: one for all places, by row.
+        (
+            "%all = And %within, %pad\n %z = Where %all, %qk, %low",
+            "causal segments bool",
+        ),
+        // Two numbers for each place: one as segments, the other as it is.
+        (
+            "%o2 = Unsqueeze %part, %a2\n %k2 = Unsqueeze %part, %a1\n %e2 = Equal %o2, %k2\n \
+             %e4 = Unsqueeze %e2, %a1\n %all = And %within, %e4\n %z = Where %all, %qk, %low",
+            "causal segments bool",
+        ),
+        // One side of a comparison, or two values, or another row: no segments.
+        (
+            "%e = LessOrEqual %other, %own\n %f = Unsqueeze %e, %a1\n %z = Where %f, %qk, %low",
+            "bool",
+        ),
+        (
+            "%k2 = Unsqueeze %part, %a1\n %e2 = Equal %own, %k2\n %f = Unsqueeze %e2, %a1\n \
+             %z = Where %f, %qk, %low",
+            "bool",
+        ),
+        ("%or = Or %seen, %same\n %z = Where %or, %qk, %low", "bool"),
+        // Off by one: the key before.
+        (
+            "%d = Sub %other, %own\n %e = Equal %d, %one\n %f = Unsqueeze %e, %a1\n %z = Where %f, %qk, %low",
+            "bool",
+        ),
+        // Of the first entry of the batch only.
+        (
+            "%first = Slice %doc, %a0, %a1, %a0\n %o2 = Unsqueeze %first, %a2\n %k2 = Unsqueeze %first, %a1\n \
+             %e2 = Equal %o2, %k2\n %f = Unsqueeze %e2, %a1\n %z = Where %f, %qk, %low",
+            "bool",
+        ),
+    ] {
+        let line = said(body);
+        let expected = format!("8/8 of 16 {expected} scale 1");
+        assert_eq!(line, expected, "{body}");
+    }
+    // transformers writes the causal mask with positions that start again, of segments that these positions make.
+    let jumps = "
+  %first = Slice %doc, %a0, %a1, %a1
+  %before = Sub %first, %one
+  %all = Concat %before, %doc {axis=1}
+  %head = Slice %all, %a0, %last, %a1
+  %tail = Slice %all, %a1, %till, %a1
+  %step = Sub %tail, %head
+  %goes = Equal %step, %one
+  %jump = Not %goes
+  %jumps = Cast %jump {to=i64}
+  %number = CumSum %jumps, %one
+  %so = Unsqueeze %number, %a2
+  %sk = Unsqueeze %number, %a1
+  %apart = Equal %so, %sk
+  %own = Unsqueeze %doc, %a2
+  %other = Unsqueeze %doc, %a1
+  %near = Sub %own, %three
+";
+    let tail = "
+  %x = And %apart, %ordered
+  %f = Unsqueeze %x, %a1
+  %m = Where %f, %none, %low
+  %z = Add %qk, %m
+  %p = Softmax %z
+  %y = MatMul %p, %v
+";
+    let causal = "%ordered = LessOrEqual %other, %own";
+    let window =
+        "%a = LessOrEqual %other, %own\n %b = Greater %other, %near\n %ordered = And %a, %b";
+    for (change, ordered, expected) in [
+        (("", ""), causal, "causal segments none"),
+        (("", ""), window, "causal segments window 3 none"),
+        (("", ""), "%ordered = Greater %own, %other", "bool"),
+        // Segments that say nothing of positions within: they start where a position is 0, or grow on their own.
+        (
+            ("%jump = Not %goes", "%jump = Equal %doc, %zero"),
+            causal,
+            "bool",
+        ),
+        (
+            ("%jump = Not %goes", "%jump = Equal %step, %one"),
+            causal,
+            "bool",
+        ),
+        (("%step, %one", "%step, %three"), causal, "bool"),
+        (
+            (
+                "%number = CumSum %jumps, %one",
+                "%number = CumSum %jumps, %one {exclusive=1}",
+            ),
+            causal,
+            "bool",
+        ),
+        (
+            (
+                "%number = CumSum %jumps, %one",
+                "%number = CumSum %jumps, %one {reverse=1}",
+            ),
+            causal,
+            "bool",
+        ),
+        (
+            (
+                "%number = CumSum %jumps, %one",
+                "%number = CumSum %jumps, %zero",
+            ),
+            causal,
+            "bool",
+        ),
+    ] {
+        let jumps = match change.0 {
+            "" => jumps.to_string(),
+            from => {
+                assert!(jumps.contains(from));
+                jumps.replace(from, change.1)
+            }
+        };
+        let line = one(&format!("{POSITIONS}{SCORES}{jumps}{ordered}{tail}"));
+        assert_eq!(
+            line,
+            format!("8/8 of 16 {expected} scale 1"),
+            "{change:?} {ordered}"
+        );
     }
 }
 

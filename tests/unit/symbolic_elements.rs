@@ -32,6 +32,14 @@ fn truth(c: &Condition, at: &[i64], look: Look) -> Option<bool> {
             let place: Vec<i64> = to.iter().map(|d| number(d, at)).collect();
             (look(*value, &place)? != 0) == *holds
         }
+        Condition::Difference {
+            value,
+            at: [a, b],
+            least,
+        } => {
+            let place = |to: &[Dim]| to.iter().map(|d| number(d, at)).collect::<Vec<i64>>();
+            look(*value, &place(a))? - look(*value, &place(b))? >= *least
+        }
         Condition::All(list) => {
             let all: Option<Vec<bool>> = list.iter().map(|c| truth(c, at, look)).collect();
             all?.into_iter().all(|x| x)

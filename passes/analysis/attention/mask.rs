@@ -1,7 +1,9 @@
 //! Which keys a query may see: what is proven of a mask, and what has to stay an operand.
 //!
 //! A mask is a sum of biases and a conjunction of booleans. A step that is proven to be a band, `-left <= key - query <=
-//! right`, whatever the data, needs no tensor. What the data decides (padding, position biases) needs one.
+//! right`, whatever the data, needs no tensor. Neither does a step that hides what is of another document than the query, by a
+//! number for each place: such segments, and a band inside each, are all that packed sequences need. What else the data decides
+//! (padding, position biases) needs a tensor.
 
 use super::mask_saturation::may_hide;
 use crate::analysis::residual_stream::Flow;
@@ -59,16 +61,29 @@ pub struct Band {
     pub right: Option<Dim>,
 }
 
+/// Query `i` sees key `j` only if both are of one segment, as documents of a packed sequence are. There are as many keys as
+/// queries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segments {
+    /// The number of the segment at each place: integers whose last axis is that of queries and keys. The axes before are axes of
+    /// the scores before the heads, in order and up to the last of them, or have size 1.
+    pub value: ValueId,
+    /// The index of query `i`'s number. An axis of size 1 that is none of the scores has index 0.
+    pub at: Vec<Dim>,
+}
+
 /// All masking of one attention.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mask {
     /// What is proven of all steps together.
     pub proven: Band,
-    /// What a fused op does by attributes; `operands` do the rest.
+    /// What a fused op does by attributes; `segments` and `operands` do the rest.
     pub band: Band,
+    /// The documents that a fused op keeps apart.
+    pub segments: Option<Segments>,
     /// Mask tensors of a fused op.
     pub operands: Vec<MaskOperand>,
-    /// The band is proven to show every query some key.
+    /// Band and segments are proven to show every query some key.
     pub band_shows_all: bool,
     /// A query that sees no key weighs all keys equally, because one low number replaces all of its scores.
     pub empty_rows_are_uniform: bool,
@@ -81,6 +96,21 @@ impl Mask {
         if !self.operands.contains(operand) {
             self.operands.push(operand.clone());
         }
+    }
+
+    /// Takes what is known of a piece, and returns true, if a band and one set of segments are all that both are.
+    fn takes(&mut self, known: &Shown, queries: &Dim, keys: &Dim) -> bool {
+        let band = self.band.and(&known.band);
+        let mut both = self.segments.iter().chain(&known.segments);
+        let segments = both.next();
+        let fits = known.exact
+            && band.aligned(queries, keys).is_some()
+            && both.all(|other| Some(other) == segments);
+        if fits {
+            self.segments = segments.cloned();
+            self.band = band;
+        }
+        fits
     }
 }
 
@@ -168,20 +198,19 @@ pub fn mask<'g>(
         MaskOperand::Bias(value) => may_hide(graph, flow, elements, *value),
         MaskOperand::Keep { .. } => true,
     };
-    // Bands stand alone where they show each query some key, and nothing beside them hides one.
-    let band = pieces().filter(|p| p.known.exact);
-    let band = band.fold(Band::default(), |all, p| all.and(&p.known.band));
-    let rest = || pieces().filter(|p| !p.known.exact);
-    let stands_alone = band.aligned(queries, keys).is_some()
-        && band.shows_all(queries, keys)
-        && !rest().any(|p| hides(reader.elements, &p.operand));
+    // Bands and segments stand alone where they show each query some key, and nothing beside them hides one.
+    let mut alone = mask.clone();
+    let rest: Vec<&Piece> = pieces()
+        .filter(|p| !alone.takes(&p.known, queries, keys))
+        .collect();
+    let stands_alone = alone.band.shows_all(queries, keys)
+        && !rest.iter().any(|p| hides(reader.elements, &p.operand));
     if stands_alone {
-        for piece in rest() {
-            mask.add(&piece.operand);
+        for piece in rest {
+            alone.add(&piece.operand);
         }
-        mask.band = band;
-        mask.band_shows_all = true;
-        return mask;
+        alone.band_shows_all = true;
+        return alone;
     }
     let is_low = |step: &Step| matches!(step, Step::Fill { fill, .. } if *fill > f64::NEG_INFINITY);
     if let Some(innermost) = steps.iter().rposition(is_low) {
@@ -208,10 +237,7 @@ pub fn mask<'g>(
             Step::Bias(_) | Step::Fill { .. } => {}
         }
         for piece in &pieces {
-            let band = mask.band.and(&piece.known.band);
-            if piece.known.exact && piece.absolute && band.aligned(queries, keys).is_some() {
-                mask.band = band;
-            } else {
+            if !piece.absolute || !mask.takes(&piece.known, queries, keys) {
                 mask.add(&piece.operand);
             }
         }
@@ -244,7 +270,8 @@ fn fill_obstacle(
 #[derive(Clone, Debug, Default)]
 struct Shown {
     band: Band,
-    /// The boolean is the band and nothing else.
+    segments: Option<Segments>,
+    /// The boolean is the band within the segments, and nothing else.
     exact: bool,
 }
 
@@ -266,28 +293,8 @@ impl Piece {
     }
 }
 
-impl Shown {
-    fn of(condition: &Condition, rank: usize) -> Shown {
-        let (row, column) = (index_variable(rank - 2), index_variable(rank - 1));
-        let mut shown = Shown {
-            band: Band::default(),
-            exact: true,
-        };
-        for conjunct in condition.conjuncts() {
-            match inequality(conjunct, &row, &column) {
-                Some(one) => shown.band = shown.band.and(&one),
-                None => shown.exact = false,
-            }
-        }
-        shown
-    }
-}
-
-/// Returns the band of `row - column + c >= 0` or `column - row + c >= 0`, with no other index in it.
-fn inequality(condition: &Condition, row: &Dim, column: &Dim) -> Option<Band> {
-    let Condition::AtLeast0(d) = condition else {
-        return None;
-    };
+/// Returns the band of `row - column + c >= 0` or `column - row + c >= 0`, with no other index in `d`, which is at least 0.
+fn inequality(d: &Dim, row: &Dim, column: &Dim) -> Option<Band> {
     let across = column.sub(row);
     let bound = |d: Dim| Some(d).filter(is_index_free);
     let (right, left) = (bound(d.add(&across)), bound(d.sub(&across)));
@@ -329,12 +336,125 @@ impl<'g> Reader<'_, 'g> {
         }
     }
 
+    /// Returns what a condition on a query and a key says.
+    fn shown(&mut self, condition: &Condition) -> Shown {
+        let (row, column) = self.row_and_column();
+        let conjuncts = condition.conjuncts();
+        let segments = conjuncts.iter().find_map(|c| self.segments(c, conjuncts));
+        let mut band = Band::default();
+        let mut exact = true;
+        for conjunct in conjuncts {
+            let one = match (conjunct, &segments) {
+                (Condition::AtLeast0(d), _) => inequality(d, &row, &column),
+                (Condition::Difference { .. }, Some(s)) => self.within(s, conjunct),
+                _ => None,
+            };
+            match one {
+                Some(one) => band = band.and(&one),
+                None => exact = false,
+            }
+        }
+        Shown {
+            band,
+            segments,
+            exact,
+        }
+    }
+
+    fn row_and_column(&self) -> (Dim, Dim) {
+        let rank = self.dims.len();
+        (index_variable(rank - 2), index_variable(rank - 1))
+    }
+
+    /// Returns an index of a query as the same index of a key.
+    fn of_key(&self, at: &[Dim]) -> Vec<Dim> {
+        let (row, column) = self.row_and_column();
+        let turned = |d: &Dim| if *d == row { &column } else { d }.clone();
+        at.iter().map(turned).collect()
+    }
+
+    /// Returns the segments that a conjunct compares: that of the query is at least that of the key, and another conjunct says the
+    /// opposite.
+    fn segments(&self, conjunct: &Condition, all: &[Condition]) -> Option<Segments> {
+        let Condition::Difference {
+            value,
+            at: [own, other],
+            least: 0,
+        } = conjunct
+        else {
+            return None;
+        };
+        let [lead @ .., _, queries, keys] = self.dims else {
+            return None;
+        };
+        let opposite = Condition::Difference {
+            value: *value,
+            at: [other.clone(), own.clone()],
+            least: 0,
+        };
+        let ([head @ .., last], [sizes @ .., length]) = (&own[..], &*self.graph.ty(*value).dims)
+        else {
+            return None;
+        };
+        // Axes of the scores up to the last before the heads.
+        let axes = || head.iter().zip(sizes).filter(|(i, _)| **i != Dim::ZERO);
+        let first = lead.len().checked_sub(axes().count())?;
+        let is_aligned = |(axis, (i, size)): (usize, (&Dim, &Dim))| {
+            *i == index_variable(axis) && lead[axis] == *size
+        };
+        let is_dropped = |(i, size): (&Dim, &Dim)| *i != Dim::ZERO || size.is_one();
+        let fits = *other == self.of_key(own)
+            && *last == self.row_and_column().0
+            && length == keys
+            && queries == keys
+            && all.contains(&opposite)
+            && head.iter().zip(sizes).all(is_dropped)
+            && (first..).zip(axes()).all(is_aligned);
+        fits.then(|| Segments {
+            value: *value,
+            at: own.clone(),
+        })
+    }
+
+    /// Returns the band that a comparison of two elements is between a query and a key of one segment: none for the segments
+    /// themselves, and that of the places where the elements are positions that count from the start of each segment.
+    fn within(&mut self, segments: &Segments, conjunct: &Condition) -> Option<Band> {
+        let Condition::Difference {
+            value,
+            at: [a, b],
+            least,
+        } = conjunct
+        else {
+            return None;
+        };
+        let (row, column) = self.row_and_column();
+        let own = &segments.at;
+        if *value == segments.value && *least == 0 {
+            let other = self.of_key(own);
+            let is_equality = [a, b] == [own, &other] || [a, b] == [&other, own];
+            return is_equality.then(Band::default);
+        }
+        let is_of_query = *b == self.of_key(a);
+        if !is_of_query && *a != self.of_key(b) {
+            return None;
+        }
+        let of = (*value, if is_of_query { &a[..] } else { &b[..] });
+        let counter = (segments.value, &own[..]);
+        if !self.elements.counts_jumps(counter, of, self.dims.len() - 2) {
+            return None;
+        }
+        let rise = match is_of_query {
+            true => row.sub(&column),
+            false => column.sub(&row),
+        };
+        inequality(&rise.sub(&Dim::from(*least)), &row, &column)
+    }
+
     /// Returns a boolean as one piece.
     fn boolean(&mut self, value: ValueId, keep: bool) -> Piece {
-        let rank = self.dims.len();
         let known = match self.elements.ask(value, self.dims) {
-            Element::Bool(condition) if keep => Shown::of(&condition, rank),
-            Element::Bool(condition) => Shown::of(&condition.negated(), rank),
+            Element::Bool(condition) if keep => self.shown(&condition),
+            Element::Bool(condition) => self.shown(&condition.negated()),
             _ => Shown::default(),
         };
         Piece {
@@ -357,7 +477,7 @@ impl<'g> Reader<'_, 'g> {
                     return self.conjunction(boolean, same);
                 }
                 let condition = if keep { condition } else { condition.negated() };
-                let mut known = Shown::of(&condition, self.dims.len());
+                let mut known = self.shown(&condition);
                 known.exact &= fill <= HIDDEN;
                 match self.summands(value).filter(|_| !known.exact) {
                     Some(both) => both.into_iter().flat_map(|v| self.bias(v)).collect(),

@@ -31,7 +31,10 @@ pub struct AttentionSummary {
     pub window: Option<i64>,
     /// No query sees a key behind itself, whatever the data.
     pub causal: bool,
-    /// What is masked beyond what is proven: `none`, `bool` or `additive`.
+    /// A query sees only keys of its own segment, as documents of a packed sequence.
+    pub segments: bool,
+    /// What is masked beyond what is proven, by a tensor of queries × keys or one that broadcasts to it: `none`, `bool` or
+    /// `additive`.
     pub mask: &'static str,
     /// The scores are `scale · q·kᵀ`.
     pub scale: Option<f64>,
@@ -95,6 +98,7 @@ pub fn summary(matcher: &mut Matcher, attention: &Attention) -> AttentionSummary
         head_size: None,
         window: None,
         causal: false,
+        segments: false,
         mask: "none",
         scale: None,
         softcap: None,
@@ -139,6 +143,7 @@ fn fused(graph: &Graph, id: NodeId, unknown: AttentionSummary) -> AttentionSumma
         head_size: q.last().cloned(),
         window: (left >= 0 && right >= 0).then(|| left.saturating_add(right).saturating_add(1)),
         causal,
+        segments: node.operand(attention::SEGMENTS).is_some(),
         mask: match node.operand(3).map(|b| graph.ty(b).dtype) {
             None => "none",
             Some(DType::Bool) => "bool",
@@ -162,6 +167,7 @@ fn decomposed(unknown: AttentionSummary, found: Decomposed) -> AttentionSummary 
         heads: Some(found.heads),
         kv_heads: Some(found.kv_heads),
         head_size: Some(found.head_size),
+        segments: found.mask.segments.is_some(),
         mask: match found.mask.operands.as_slice() {
             [] => "none",
             operands if operands.iter().any(is_bias) => "additive",

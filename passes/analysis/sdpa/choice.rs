@@ -5,7 +5,7 @@ use crate::analysis::{Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::op::Sized;
 use crate::ir::{Graph, Node};
-use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, LSE, Y};
+use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, GRAD_SEGMENTS, LSE, SEGMENTS, Y};
 use scratch::ForwardResult;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -136,7 +136,14 @@ impl SdpaChoice {
             })
             .collect();
         let dy = match node.op == &ATTENTION_GRAD {
-            true => Some(ins.remove(0)?),
+            true => {
+                // As the forward row has them.
+                let segments = ins.get_mut(GRAD_SEGMENTS).and_then(Option::take);
+                let dy = ins.remove(0)?;
+                ins.resize(SEGMENTS, None);
+                ins.push(segments);
+                Some(dy)
+            }
             false => None,
         };
         let facts = Facts::of(&node.attrs, &ins)?;

@@ -14,7 +14,7 @@
 //! - There is no mask, or a causal one with equally many queries and keys. So every query sees a key, and the alignment of the
 //!   causal mask does not matter (flash aligns it to the last key, efficient to the first).
 //! - The log-sum-exp is a natural logarithm in float32.
-//! - There is no bias. The backwards compute probabilities from the saved log-sum-exp. A bias of the lowest number, the usual
+//! - There are no segments, and there is no bias. The backwards compute probabilities from the saved log-sum-exp. A bias of the lowest number, the usual
 //!   mask for padding, leaves no digit of the scores in it, and a query whose keys are all hidden gives NaN.
 //! - The scale is positive, because flash searches the largest score before it scales.
 
@@ -25,7 +25,7 @@ pub mod scratch;
 use crate::analysis::Device;
 use crate::ir::op::{DeviceKind, Sized};
 use crate::ir::{Attrs, DType};
-use crate::ops::attention::AttentionPlan;
+use crate::ops::attention::{AttentionPlan, SEGMENTS};
 use layout::ALIGNMENT_ELEMENTS;
 
 /// A fused forward kernel and its backward.
@@ -88,10 +88,13 @@ pub struct Facts {
     pub has_softcap: bool,
     /// Whether the node has a bias or mask operand.
     pub has_bias: bool,
+    /// Whether a query sees only keys of its own segment.
+    pub has_segments: bool,
 }
 
 impl Facts {
-    /// Reads the facts from a node's attributes and operands q, k, v and bias; `None` for operands that typing refuses.
+    /// Reads the facts from the attributes and operands of [`ATTENTION`](crate::ops::attention::ATTENTION); `None` for operands
+    /// that typing refuses.
     pub fn of(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<Facts> {
         let plan = AttentionPlan::forward(attrs, ins)?;
         Some(Facts {
@@ -108,6 +111,7 @@ impl Facts {
             has_window: attrs.int("window_left") >= 0 || attrs.int("window_right") >= 0,
             has_softcap: attrs.float("softcap") != 0.0,
             has_bias: ins.get(3).is_some_and(Option::is_some),
+            has_segments: ins.get(SEGMENTS).is_some_and(Option::is_some),
         })
     }
 
@@ -132,6 +136,7 @@ impl Facts {
             && !self.has_window
             && !self.has_softcap
             && !self.has_bias
+            && !self.has_segments
             && (!self.causal || self.queries == self.keys)
     }
 
@@ -233,6 +238,7 @@ impl Facts {
             has_window: false,
             has_softcap: false,
             has_bias: false,
+            has_segments: false,
         }
     }
 }
@@ -278,6 +284,7 @@ mod tests {
             |f| f.dtype = DType::F32,
             |f| f.dtype = DType::F64,
             |f| f.has_bias = true,
+            |f| f.has_segments = true,
             |f| f.has_window = true,
             |f| f.has_softcap = true,
             |f| f.scale = 0.0,
@@ -319,6 +326,7 @@ mod tests {
             sized(&[2, 3, 2, 11, 16]),
             sized(&[2, 3, 2, 11, 24]),
             sized(&[11]),
+            sized(&[11]),
         ];
         let expected = Facts {
             dtype: DType::F16,
@@ -334,11 +342,12 @@ mod tests {
             has_window: true,
             has_softcap: true,
             has_bias: true,
+            has_segments: true,
         };
         assert_eq!(Facts::of(&attrs, &ins), Some(expected));
         let flat = [sized(&[10, 16]), sized(&[11, 16]), sized(&[11, 16])];
         let found = Facts::of(&attrs, &flat).unwrap();
         assert_eq!((found.batch, found.heads, found.groups), (1, 1, 1));
-        assert!(!found.has_bias);
+        assert!(!found.has_bias && !found.has_segments);
     }
 }

@@ -1,7 +1,7 @@
 //! Conditions on indices: an element of a boolean tensor as a function of its indices.
 //!
-//! A condition consists of inequalities between polynomials in sizes and index variables, and of booleans that only the
-//! data decides. Negation is pushed down to the leaves, so inner nodes are conjunctions and disjunctions only.
+//! A condition consists of inequalities between polynomials in sizes and index variables, of comparisons of two elements of
+//! one value, and of booleans that only the data decides. Negation is pushed down to the leaves, so inner nodes are conjunctions and disjunctions only.
 
 use crate::ir::{Dim, ValueId};
 
@@ -23,6 +23,16 @@ pub enum Condition {
         at: Vec<Dim>,
         /// What the element has to be.
         holds: bool,
+    },
+    /// The element of an integer value at the first index, less that at the second, is at least `least`. Integers are taken
+    /// not to wrap around.
+    Difference {
+        /// The value.
+        value: ValueId,
+        /// The indices of its two elements.
+        at: [Vec<Dim>; 2],
+        /// The smallest difference.
+        least: i64,
     },
     /// The conjunction.
     All(Vec<Condition>),
@@ -91,6 +101,15 @@ impl Condition {
                 value,
                 at,
                 holds: !holds,
+            },
+            Condition::Difference {
+                value,
+                at: [a, b],
+                least,
+            } => Condition::Difference {
+                value,
+                at: [b, a],
+                least: 1 - least,
             },
             Condition::All(list) => Condition::Any(list.into_iter().map(Self::negated).collect()),
             Condition::Any(list) => Condition::All(list.into_iter().map(Self::negated).collect()),

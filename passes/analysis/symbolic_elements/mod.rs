@@ -671,7 +671,7 @@ impl<'g> Elements<'g> {
         }
         let known: Vec<Element> = places.iter().map(|(x, at)| self.at(*x, at)).collect();
         if known.iter().any(|e| matches!(e, Element::Of(..))) {
-            return None;
+            return self.compared_data(op, from, &places).map(Element::Bool);
         }
         let ints = || known.iter().map(|e| e.clone().int());
         if from.is_int()
@@ -680,6 +680,126 @@ impl<'g> Elements<'g> {
             return self.integers(node, from, &ints);
         }
         apply(op, from, dtype, &known)
+    }
+
+    /// Returns the outcome of a comparison of integers that only the data decides, where it is about two elements of one value.
+    fn compared_data(
+        &mut self,
+        op: &OpDef,
+        dtype: DType,
+        places: &[(ValueId, Vec<Dim>)],
+    ) -> Option<Condition> {
+        let [(a, at_a), (b, at_b)] = places else {
+            return None;
+        };
+        if !is_wide(dtype) {
+            return None;
+        }
+        let mut difference = Sum::default();
+        self.add_to(&mut difference, *a, at_a, 1)?;
+        self.add_to(&mut difference, *b, at_b, -1)?;
+        if op == &logic::LESS {
+            difference.condition(-1, 1)
+        } else if op == &logic::GREATER {
+            difference.condition(1, 1)
+        } else if op == &logic::LESS_OR_EQUAL {
+            difference.condition(-1, 0)
+        } else if op == &logic::GREATER_OR_EQUAL {
+            difference.condition(1, 0)
+        } else if op == &logic::EQUAL {
+            let up = difference.condition(1, 0)?;
+            up.and(difference.condition(-1, 0)?)
+        } else {
+            None
+        }
+    }
+
+    /// Adds the element of `value` at `at`, times `sign`; `None` where it is no small sum of elements and numbers.
+    fn add_to(&mut self, sum: &mut Sum, value: ValueId, at: &[Dim], sign: i64) -> Option<()> {
+        let (value, at) = match self.at(value, at) {
+            Element::Of(value, at) => (value, at),
+            known => {
+                let number = known.int()?.as_const()?.checked_mul(sign)?;
+                sum.number = sum.number.checked_add(number)?;
+                return Some(());
+            }
+        };
+        if self.depth > MAX_DEPTH || self.visits > MAX_VISITS {
+            return None;
+        }
+        if let Def::Node { node, .. } = self.graph.value(value).def {
+            let node = self.graph.node(node);
+            let is_sub = node.op == &arith::SUB;
+            if (is_sub || node.op == &arith::ADD) && is_wide(self.graph.ty(value).dtype) {
+                let to = &self.graph.ty(value).dims;
+                let signs = [sign, if is_sub { -sign } else { sign }];
+                self.visits += 1;
+                self.depth += 1;
+                let added = node.operands().zip(signs).try_for_each(|(x, sign)| {
+                    let at = broadcast(&self.graph.ty(x).dims, to, &at)?;
+                    self.add_to(sum, x, &at, sign)
+                });
+                self.depth -= 1;
+                return added;
+            }
+        }
+        sum.add(value, at, sign)
+    }
+
+    /// Returns true if equal elements of `counter` say that the elements of `value` at the same two places differ by as much as
+    /// the places do. Both indices are given as functions of the index variable of `axis`, which is the last index of `counter`.
+    ///
+    /// That holds for a running sum of booleans which are true wherever an element of `value` is not one more than the element
+    /// before it: where the sum stays the same, no element was.
+    pub fn counts_jumps(
+        &mut self,
+        (counter, at): (ValueId, &[Dim]),
+        (value, of): (ValueId, &[Dim]),
+        axis: usize,
+    ) -> bool {
+        self.jumps_of(counter, at).is_some_and(|(jumps, step)| {
+            let variable = variable_name(axis).into();
+            let moved =
+                |to: &Dim| -> Vec<Dim> { of.iter().map(|d| replaced(d, &variable, to)).collect() };
+            let (before, after) = (moved(&step), moved(&step.add(&Dim::ONE)));
+            let goes_on = jumps.negated();
+            let differ = |a: &Vec<Dim>, b: &Vec<Dim>, least| Condition::Difference {
+                value,
+                at: [a.clone(), b.clone()],
+                least,
+            };
+            [differ(&after, &before, 1), differ(&before, &after, -1)]
+                .iter()
+                .all(|c| goes_on.conjuncts().contains(c))
+        })
+    }
+
+    /// Returns when a running sum of booleans along the last axis grows by one from a place to the next, and the variable that
+    /// stands for that place.
+    fn jumps_of(&mut self, sum: ValueId, at: &[Dim]) -> Option<(Condition, Dim)> {
+        let Def::Node { node: id, .. } = self.graph.value(sum).def else {
+            return None;
+        };
+        let node = self.graph.node(id);
+        let is_plain = node.op == &scan::CUM_SUM
+            && node.attrs.int("exclusive") == 0
+            && node.attrs.int("reverse") == 0;
+        let (x, axis) = (node.operand(0)?, node.operand(1)?);
+        let last = at.len().checked_sub(1)?;
+        let axis = axis_of(self.first(axis)?.as_const()?, at.len())?;
+        let ty = self.graph.ty(x);
+        if !is_plain || axis != last || !is_wide(ty.dtype) {
+            return None;
+        }
+        let name: Arc<str> = format!("#n{}.step", Id::index(id)).into();
+        self.sizes
+            .insert(name.clone(), ty.dims[last].sub(&Dim::ONE));
+        let step = Dim::data(&name);
+        match self.at(x, &with_index(at, last, step.add(&Dim::ONE))) {
+            Element::Either(jumps, 1.0, 0.0) => Some((jumps, step)),
+            Element::Either(stays, 0.0, 1.0) => Some((stays.negated(), step)),
+            _ => None,
+        }
     }
 
     fn integers(&self, node: &Node, dtype: DType, ints: &[Dim]) -> Option<Element> {
@@ -717,7 +837,7 @@ impl<'g> Elements<'g> {
         // Narrow types wrap around; so would 64 bits where a polynomial saturated.
         let fits = match (result.as_const(), dtype.int_range()) {
             (Some(n), Some((least, greatest))) => (least..=greatest).contains(&n),
-            _ => matches!(dtype, DType::I64 | DType::I32),
+            _ => is_wide(dtype),
         };
         (fits && !result.may_be_saturated()).then_some(Element::Int(result))
     }
@@ -757,13 +877,52 @@ impl<'g> Elements<'g> {
             }
             (known, DType::Bool) => Some(Element::constant(to, known.number()?)),
             (Element::Int(d), _) if d.as_const().is_none() => {
-                let is_wide = |t: DType| matches!(t, DType::I64 | DType::I32);
                 (is_wide(from) && is_wide(to)).then_some(Element::Int(d))
             }
             (Element::Either(c, a, b), _) => {
                 Some(Element::Either(c, rounded(to, a)?, rounded(to, b)?))
             }
             (known, _) => Some(Element::constant(to, rounded(to, known.number()?)?)),
+        }
+    }
+}
+
+/// Returns true for integers that indices and sizes do not leave.
+fn is_wide(dtype: DType) -> bool {
+    matches!(dtype, DType::I64 | DType::I32)
+}
+
+/// A number and elements of integer values, each times 1 or −1.
+#[derive(Default)]
+struct Sum {
+    number: i64,
+    terms: Vec<(ValueId, Vec<Dim>, i64)>,
+}
+
+impl Sum {
+    /// Adds an element; `None` where there are too many to follow.
+    fn add(&mut self, value: ValueId, at: Vec<Dim>, sign: i64) -> Option<()> {
+        let is_opposite =
+            |(v, a, s): &(ValueId, Vec<Dim>, i64)| *v == value && *a == at && *s == -sign;
+        match self.terms.iter().position(is_opposite) {
+            Some(i) => drop(self.terms.swap_remove(i)),
+            None => self.terms.push((value, at, sign)),
+        }
+        (self.terms.len() <= 2).then_some(())
+    }
+
+    /// Returns the condition that the sum, times `sign`, is at least `least`.
+    fn condition(&self, sign: i64, least: i64) -> Option<Condition> {
+        let least = least.checked_sub(self.number.checked_mul(sign)?)?;
+        let of = |s: i64| self.terms.iter().find(|term| term.2 == s);
+        match (self.terms.len(), of(sign), of(-sign)) {
+            (0, ..) => Some(Condition::Is(least <= 0)),
+            (2, Some((v, a, _)), Some((w, b, _))) if v == w => Some(Condition::Difference {
+                value: *v,
+                at: [a.clone(), b.clone()],
+                least,
+            }),
+            _ => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! For any ONNX runtime, which makes no promise on memory. Computed in the type that the kernel computes in.
 
 use super::plan::{empty_is_nan, groups};
+use super::{GRAD_SEGMENTS, SEGMENTS};
 use crate::names::*;
 use crate::reduce::{reduce_axes, sum_kept};
 use crate::rule::*;
@@ -10,7 +11,7 @@ use crate::shape::transpose;
 use crate::sum_to::sum_down;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::BodyCx;
-use ckpt_ir::{DType, Emit, ValueId};
+use ckpt_ir::{Attrs, DType, Emit, Same, ValueId};
 
 /// Operands, as many key heads as query heads, in the type computed in, and the probabilities.
 struct Rows {
@@ -41,7 +42,7 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         }
         return Ok(results);
     }
-    let rows = rows_of(cx, 0)?;
+    let rows = rows_of(cx, 0, SEGMENTS)?;
     let product = cx.bind(binary_op(MATMUL, rows.weights, rows.v))?;
     let divisor = divisor_of(cx, &rows)?;
     let mut results = vec![cx.eval(cast(product / divisor, outs[0].dtype))?];
@@ -64,7 +65,7 @@ pub fn backward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
         }
         return Ok(results);
     }
-    let rows = rows_of(cx, 1)?;
+    let rows = rows_of(cx, 1, GRAD_SEGMENTS)?;
     let dy = cx.widened(cx.x(0))?;
     let divisor = divisor_of(cx, &rows)?;
     let p = cx.bind(rows.weights / divisor)?;
@@ -140,8 +141,8 @@ fn divisor_of(cx: &mut BodyCx, rows: &Rows) -> Result<Term> {
     cx.bind(binary_op(MAX, rows.sum, 1.0))
 }
 
-/// Scores, masked, and their weights; operands start at slot `at`.
-fn rows_of(cx: &mut BodyCx, at: usize) -> Result<Rows> {
+/// Scores, masked, and their weights; operands start at slot `at`, and `segments` has its own.
+fn rows_of(cx: &mut BodyCx, at: usize, segments: usize) -> Result<Rows> {
     let (q, k, v) = (cx.x(at), cx.x(at + 1), cx.x(at + 2));
     let rank = cx.b.rank(q);
     let groups = match rank.checked_sub(3) {
@@ -171,6 +172,10 @@ fn rows_of(cx: &mut BodyCx, at: usize) -> Result<Rows> {
     }
     if let Some(seen) = band(cx, q.0, k.0)? {
         scores = hidden(cx, scores, seen.0)?;
+    }
+    if let Some(segments) = cx.opt_x(segments) {
+        let same = same_segment(cx, q.0, k.0, segments)?;
+        scores = hidden(cx, scores, same)?;
     }
     let top = reduce_axes(cx.b, REDUCE_MAX, scores, &[rank - 1], true)?;
     // A row of −∞ alone: its weights are then 0, not NaN.
@@ -274,6 +279,30 @@ fn band(cx: &mut BodyCx, q: ValueId, k: ValueId) -> Result<Option<Term>> {
         });
     }
     Ok(seen)
+}
+
+/// Which keys are of a query's segment, bool [L…, 1, Sq, Sk].
+fn same_segment(cx: &mut BodyCx, q: ValueId, k: ValueId, segments: ValueId) -> Result<ValueId> {
+    let rank = cx.b.rank(q);
+    let mut keys = segments;
+    if cx.b.rank(segments) > 1 {
+        keys = cx.b.unsqueeze(keys, &[-2])?;
+    }
+    let mut own = keys;
+    let size = |v: ValueId| cx.ty(v).dims[rank - 2].clone();
+    if size(q).same(&size(k)) != Same::Yes {
+        // Those of the last keys. A slice would have a size that only a run knows.
+        let (queries, all) = (length(cx, q)?, length(cx, k)?);
+        let back = cx.bind(Term(all) - queries)?;
+        let rows = Term(cx.b.counted(queries)?);
+        let places = cx.bind(rows + back)?;
+        let last = cx.b.rank(own) as i64 - 1;
+        own =
+            cx.b.emit(GATHER, &[own, places.0], Attrs::new().with("axis", last))?;
+    }
+    let own = cx.b.unsqueeze(own, &[-1])?;
+    let keys = cx.b.unsqueeze(keys, &[-2])?;
+    cx.eval(binary_op(EQUAL, own, keys))
 }
 
 /// The size of the last axis but one, as a scalar.

@@ -3,6 +3,7 @@
 //! Memory rule and kernel use the same plan. The kernel takes the workspace as one block. The plan depends on sizes,
 //! strides and attributes only, not on the device or the number of threads.
 
+use super::{GRAD_SEGMENTS, SEGMENTS};
 use crate::rule::*;
 use ckpt_ir::layout::count;
 use ckpt_ir::op::{Sized, operand};
@@ -132,6 +133,8 @@ pub struct Buffers {
     pub capped: Option<Span>,
     /// [h, r, n]: a bias of a type narrower than is computed in.
     pub bias: Option<Span>,
+    /// [r, n] booleans: keys of a query's segment.
+    pub segments: Option<Span>,
     /// [h, r, e], of the gradient [h, r, d].
     pub result: Option<Span>,
     /// [h, r], at least 2: the largest score of a query.
@@ -187,6 +190,11 @@ pub struct AttentionPlan {
     empty_is_nan: bool,
 }
 
+/// Returns how many elements of a type have room for booleans.
+fn booleans(count: i64, dtype: DType) -> i64 {
+    (count as u64).div_ceil(dtype.size_bytes()) as i64
+}
+
 /// Hands out parts of the workspace.
 struct Cursor(u64);
 
@@ -219,15 +227,21 @@ fn read_in_place(x: &Sized) -> bool {
 impl AttentionPlan {
     /// Of the forward row; `None` for operands that typing refuses.
     pub fn forward(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<AttentionPlan> {
-        AttentionPlan::new(attrs, ins, None)
+        AttentionPlan::new(attrs, ins, None, operand(ins, SEGMENTS).is_some())
     }
 
     /// Of the gradient row; operands start with `dy`.
     pub fn backward(attrs: &Attrs, ins: &[Option<Sized>]) -> Option<AttentionPlan> {
-        AttentionPlan::new(attrs, ins.get(1..)?, Some(operand(ins, 0)?))
+        let has_segments = operand(ins, GRAD_SEGMENTS).is_some();
+        AttentionPlan::new(attrs, ins.get(1..)?, Some(operand(ins, 0)?), has_segments)
     }
 
-    fn new(attrs: &Attrs, ins: &[Option<Sized>], dy: Option<&Sized>) -> Option<AttentionPlan> {
+    fn new(
+        attrs: &Attrs,
+        ins: &[Option<Sized>],
+        dy: Option<&Sized>,
+        has_segments: bool,
+    ) -> Option<AttentionPlan> {
         let (q, k, v) = (operand(ins, 0)?, operand(ins, 1)?, operand(ins, 2)?);
         let bias = operand(ins, 3);
         let rank = q.dims.len();
@@ -274,6 +288,7 @@ impl AttentionPlan {
             slopes: at.take(slopes, &[h, r, n]),
             capped: at.take(slopes && attrs.float("softcap") != 0.0, &[h, r, n]),
             bias: at.take(narrow_bias, &[h, r, n]),
+            segments: at.take(has_segments, &[booleans(r * n, dtype)]),
             result: at.take(dy.is_none() || wants(0), &[h, r, result]),
             top: at.take(true, &[(h * r).max(2)]),
             sum: at.take(true, &[(h * r).max(2)]),
@@ -321,6 +336,11 @@ impl AttentionPlan {
     /// Returns the elements of all buffers.
     pub fn workspace_elements(&self) -> u64 {
         self.workspace_elements
+    }
+
+    /// Whether keys that a query does not see may be left out: they give nothing but zeros.
+    pub fn skips_keys(&self) -> bool {
+        !self.nan_anywhere
     }
 
     /// The keys that are read for these queries. All of them where one may give NaN because it sees none: its slopes are

@@ -3,7 +3,7 @@
 //! Unlike rows, which chunking cuts, examples need not be cut here: every process has its own from the start. What counts
 //! is that no result mixes two of them, and that each stays at its place among the axes.
 
-use super::super::attention::ATTENTION;
+use super::super::attention::{ATTENTION, SEGMENTS};
 use super::super::concat::{CONCAT, PAD, SPLIT, TILE};
 use super::super::conv::{CONV, CONV_TRANSPOSE};
 use super::super::fill::{CONSTANT_OF_SHAPE, TRILU};
@@ -109,7 +109,14 @@ fn mixed(cx: &ApartCx, node: &Node, out: &[usize]) -> Result<(), Reason> {
         let all = node.operands().filter_map(cx.axis).all(|a| a == out[0]);
         let first = node.operands().take(3).all(|v| (cx.axis)(v).is_some());
         when(all && first && is_leading(out[0], node.outs[0]), MIXED)?;
-        return match node.operand(3).filter(|bias| (cx.axis)(*bias).is_some()) {
+        let given = |slot: usize| node.operand(slot).filter(|v| (cx.axis)(*v).is_some());
+        if let Some(segments) = given(SEGMENTS) {
+            // Without the axis of heads.
+            let rank = |v: ValueId| cx.graph.ty(v).rank();
+            let is_whole = rank(segments) + 2 == rank(node.outs[0]);
+            when(is_whole && rank(segments) > 1, MOVED)?;
+        }
+        return match given(3) {
             Some(bias) => lies_at(cx, node, bias, out[0]),
             None => Ok(()),
         };

@@ -17,6 +17,9 @@ const MASK: In = Bools(&[3, 4], &[1, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1]);
 /// One entry a key of each of two batch entries, the first of which has no keys left.
 const PADDING: In = Bools(&[2, 1, 1, 4], &[0, 0, 0, 0, 1, 1, 0, 1]);
 
+/// Documents of two batch entries: two, and three of which the last is that of the first key again.
+const SEGMENTS: In = Table(&[2, 4], &[5, 5, 7, 7, -1, 2, 2, -1]);
+
 pub const CALLS: &[Recipe] = recipes! {
     Rotary 1 (Q, Real(&[3, 4]), Real(&[3, 4]));
     Rotary 1 (Q, Real(&[2, 1, 1, 2]), Real(&[1])) with [BACK];
@@ -45,7 +48,16 @@ pub const CALLS: &[Recipe] = recipes! {
     Attention 2 (Real(&[2, 0, 4]), Real(&[2, 3, 4]), Real(&[2, 3, 3]));
     Attention 1 (Real(&[2, 3, 0]), Real(&[2, 4, 0]), Real(&[2, 4, 3]));
     Attention 1 (Real(&[0, 3, 4]), Real(&[0, 4, 4]), Real(&[0, 4, 3])) with [CAUSAL];
+    Attention 2 (Q, K, V, Not, SEGMENTS) with [HALF];
+    Attention 2 (Q, K, V, Not, Table(&[4], &[1, 1, 2, 2])) with [CAUSAL, ("window_left", I(1))];
+    Attention 1 (Q, K, V, MASK, SEGMENTS) with [CAUSAL];
+    Attention 1 (Q, K, V, Real(&[2, 1, 3, 4]), Table(&[1, 4], &[1, 2, 2, 1])) with [("softcap", F(0.7))];
+    Attention 2 (Real(&[2, 2, 2, 3, 2]), Real(&[2, 2, 1, 3, 2]), Real(&[2, 2, 1, 3, 2]), Not,
+        Table(&[2, 1, 3], &[1, 1, 2, 3, 4, 4])) with [CAUSAL];
+    Attention 1 (Real(&[3, 4]), Real(&[3, 4]), Real(&[3, 2]), Not, Table(&[3], &[1, 0, 1]));
     AttentionGrad 4 (DY, Q, K, V, Real(&[2, 3, 4])) with [ALL_FOUR, HALF, ("softcap", F(0.7))];
+    AttentionGrad 3 (DY, Q, K, V, Not, Not, Not, SEGMENTS) with [("wants", L(&[0, 1, 2])), CAUSAL];
+    AttentionGrad 4 (DY, Q, K, V, Real(&[2, 1, 3, 4]), Not, Not, SEGMENTS) with [ALL_FOUR, HALF];
     AttentionGrad 4 (DY, Q, K, V, Real(&[3, 1])) with [ALL_FOUR, CAUSAL];
     AttentionGrad 1 (DY, Q, K, V, Real(&[1])) with [("wants", L(&[3]))];
     // A saved result, which changes nothing.

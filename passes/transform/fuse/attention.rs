@@ -2,12 +2,12 @@
 
 use super::pattern::{Found, Pattern, with_lead};
 use crate::analysis::attention::decomposed::{Decomposed, EmptyRows, Keys};
-use crate::analysis::attention::mask::MaskOperand;
+use crate::analysis::attention::mask::{MaskOperand, Segments};
 use crate::analysis::matcher::Matcher;
 use crate::error::{Error, Result};
 use crate::ir::op::OpClass;
 use crate::ir::same_dims;
-use crate::ir::{Attrs, DType, NodeId, ValueId};
+use crate::ir::{Attrs, DType, Dim, NodeId, ValueId};
 use crate::ops::reduce::{REDUCE_MEAN, reduce_axes};
 use crate::ops::{Builder, EmitExt, arith, attention, logic, shape};
 use std::cmp::Ordering;
@@ -34,6 +34,7 @@ impl Pattern for Fusible {
         all.extend(found.mask.operands.iter_mut().map(|o| match o {
             MaskOperand::Bias(value) | MaskOperand::Keep { value, .. } => value,
         }));
+        all.extend(found.mask.segments.iter_mut().map(|s| &mut s.value));
         all
     }
 
@@ -71,6 +72,10 @@ impl Pattern for Fusible {
         let mut ins = vec![Some(q), Some(k), Some(v)];
         if let Some(mask) = joined_mask(b, &found.mask.operands)? {
             ins.push(Some(mask));
+        }
+        if let Some(segments) = &found.mask.segments {
+            ins.resize(attention::SEGMENTS, None);
+            ins.push(Some(numbers_of(b, segments)?));
         }
         let [.., queries, keys] = dims.as_slice() else {
             return Err(Error::bug("fuse", "scores without axes"));
@@ -114,6 +119,19 @@ fn mean_in_empty_rows(b: &mut Builder, y: ValueId, lse: ValueId, v: ValueId) -> 
         mean = attention::repeated(b, mean, groups)?;
     }
     b.emit(&logic::WHERE, &[sees, y, mean], Attrs::new())
+}
+
+/// Returns segments as the op reads them: int64, without axes that the scores do not have.
+fn numbers_of(b: &mut Builder, segments: &Segments) -> Result<ValueId> {
+    let places = segments.at.iter().enumerate();
+    let dropped = places.filter(|(_, i)| **i == Dim::ZERO);
+    let dropped: Vec<i64> = dropped.map(|(axis, _)| axis as i64).collect();
+    let mut numbers = b.cast(segments.value, DType::I64)?;
+    if !dropped.is_empty() {
+        let axes = b.ints(&dropped);
+        numbers = b.emit(&shape::SQUEEZE, &[numbers, axes], Attrs::new())?;
+    }
+    Ok(numbers)
 }
 
 /// Returns all mask operands as one: boolean where all are.

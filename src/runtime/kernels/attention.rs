@@ -1,6 +1,7 @@
 //! Attention and its gradient in tiles: a few queries of a few heads at a time, as `ops::attention::plan` plans them.
 //!
-//! One block of memory holds all buffers. Keys that no query of a tile may see are not read. Gradients are summed in one
+//! One block of memory holds all buffers. Keys that no query of a tile may see, or
+//! that are of other segments, are not read. Gradients are summed in one
 //! order, whatever the number of threads.
 //!
 //! A node with a pinned fused kernel of PyTorch runs that kernel instead ([`sdpa`]).
@@ -8,6 +9,7 @@
 pub mod check;
 mod fused;
 pub mod sdpa;
+mod segments;
 mod tiles;
 
 use super::context::*;
@@ -41,7 +43,7 @@ fn attention(cx: &KernelCx) -> Result<Vec<Tensor>> {
         }
         return Ok([y].into_iter().chain(lse).collect());
     }
-    let work = Work::new(cx, plan, 0, true)?;
+    let work = Work::new(cx, plan, (0, SEGMENTS), true)?;
     let (ys, stats) = (
         with_heads(&y),
         lse.as_ref().map(|l| with_heads(&l.unsqueeze(-1))),
@@ -107,7 +109,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         outs.iter().try_for_each(zero)?;
         return Ok(outs);
     }
-    let work = Work::new(cx, plan, 1, !wants.contains(&3))?;
+    let work = Work::new(cx, plan, (1, GRAD_SEGMENTS), !wants.contains(&3))?;
     let buffers = work.plan.buffers;
     let dy = with_heads(cx.x(0)?);
     let find = |slot: i64| wants.iter().position(|w| *w == slot).map(|i| &outs[i]);

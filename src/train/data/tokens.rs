@@ -43,6 +43,8 @@ enum Part {
     Mask,
     /// Which tokens each token may see: those before it in its document.
     Pairs,
+    /// The number of the document in the example.
+    Documents,
     /// The place in the document, by example.
     Positions,
     /// The place in the example, the same for all.
@@ -103,7 +105,7 @@ impl TokenSource {
         let parts: Vec<(DataInput, Part)> = parts.collect::<Result<_>>()?;
         let separates = parts
             .iter()
-            .any(|(_, p)| matches!(p, Part::Pairs | Part::Positions));
+            .any(|(_, p)| matches!(p, Part::Pairs | Part::Documents | Part::Positions));
         let mut offsets = vec![0u64];
         for stream in &corpus.streams {
             offsets.push(offsets[offsets.len() - 1] + stream.tokens.elements());
@@ -292,7 +294,8 @@ impl TokenSource {
             .chain(row.starts.iter().copied())
             .chain([filled])
             .collect();
-        let start_of = |t: usize| starts[starts.partition_point(|s| *s <= t) - 1];
+        let document_of = |t: usize| starts.partition_point(|s| *s <= t) - 1;
+        let start_of = |t: usize| starts[document_of(t)];
         for t in 0..sequence {
             let number = match part {
                 Part::Tokens => f64::from(row.ids.get(t).copied().unwrap_or(padding)),
@@ -301,6 +304,7 @@ impl TokenSource {
                     _ => IGNORED as f64,
                 },
                 Part::Mask => f64::from(u8::from(t < filled)),
+                Part::Documents => document_of(t) as f64,
                 Part::Positions => (t - start_of(t)) as f64,
                 Part::SharedPositions => t as f64,
                 Part::Zeros => 0.0,
@@ -405,6 +409,7 @@ fn part(input: &DataInput, tokens: &str) -> Option<Part> {
         ("attention_mask", 4) if is_shared(1) => Part::Pairs,
         (POSITIONS, 2) if counts && !is_shared(0) => Part::Positions,
         (POSITIONS, 1 | 2) if counts => Part::SharedPositions,
+        ("document_ids" | "segment_ids" | "seq_idx", 2) if counts => Part::Documents,
         ("token_type_ids", 2) => Part::Zeros,
         _ => return None,
     })
@@ -415,7 +420,7 @@ fn unknown(input: &DataInput) -> Box<Error> {
         "data",
         format!("tokens say nothing about input `{}`", input.name),
     )
-    .expected("input_ids, labels, attention_mask, position_ids or token_type_ids")
+    .expected("input_ids, labels, attention_mask, position_ids, document_ids, segment_ids, seq_idx or token_type_ids")
     .found(input.ty.to_string())
     .help("export the model without it, or give tensors by the names of the inputs")
 }

@@ -80,6 +80,11 @@ fn documents_are_kept_apart_where_the_graph_can() {
     assert_eq!(apart[0].tokens, 4);
     assert_eq!(ints(&apart[1], "position_ids"), [0, 0, 1, 2, 3, 4]);
     assert_eq!(ints(&apart[1], "labels"), [7, -100, 9, 10, 11, 12]);
+    let inputs = ", %labels: i64[batch, seq], %document_ids: i64[batch, seq]";
+    let numbered = read(&request(&path, 1, 6), &graph(inputs)).unwrap();
+    assert_eq!(ints(&numbered[0], "document_ids"), [0, 0, 0, 1, 1, 1]);
+    assert_eq!(ints(&numbered[1], "document_ids"), [0, 1, 1, 1, 1, 1]);
+    assert_eq!(numbered[0].tokens, 4);
     let shared = ", %labels: i64[batch, seq], %position_ids: i64[1, seq]";
     let shared = read(&request(&path, 2, 6), &graph(shared)).unwrap();
     assert_eq!(ints(&shared[0], "position_ids"), [0, 1, 2, 3, 4, 5]);

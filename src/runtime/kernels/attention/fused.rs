@@ -29,7 +29,9 @@ impl Buffers {
             span.map(|span| seen_as(&work.part_of_block(span), &[heads, rows, columns]))
         });
         let bias = match &work.bias {
-            None => None,
+            None => work
+                .same_segment(tile)?
+                .map(|same| same.expand([heads, rows, keys], false)),
             Some(bias) => {
                 let bias = work.of_tile(bias, tile).narrow(2, tile.keys.start, keys);
                 let readable = match bias.kind() {

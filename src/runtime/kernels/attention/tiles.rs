@@ -1,5 +1,6 @@
 //! Tiles of attention: their operands, their queries and keys, and the softmax weights of a tile.
 
+use super::segments::Segments;
 use crate::runtime::convert;
 use crate::runtime::kernels::context::*;
 use crate::runtime::kernels::product::Product;
@@ -14,6 +15,7 @@ pub struct Work {
     pub v: Tensor,
     /// Broadcast to the scores.
     pub bias: Option<Tensor>,
+    pub segments: Option<Segments>,
     pub kind: Kind,
     pub scale: f64,
     pub softcap: f64,
@@ -105,8 +107,14 @@ pub fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: f64, add: bool) -> R
 }
 
 impl Work {
-    /// Reads the operands from slot `at` on. `may_fuse` is false if a result is wanted that only separate steps compute.
-    pub fn new(cx: &KernelCx, plan: AttentionPlan, at: usize, may_fuse: bool) -> Result<Work> {
+    /// Reads the operands from slot `at` on, and segments. `may_fuse` is false if a result is wanted that only separate steps
+    /// compute.
+    pub fn new(
+        cx: &KernelCx,
+        plan: AttentionPlan,
+        (at, segments): (usize, usize),
+        may_fuse: bool,
+    ) -> Result<Work> {
         let (q, k, v) = (cx.x(at)?, cx.x(at + 1)?, cx.x(at + 2)?);
         let (size, keys) = (q.size(), k.size());
         let rank = size.len();
@@ -127,6 +135,10 @@ impl Work {
         let bias = bias
             .transpose()
             .map_err(|e| cx.shape_error(format!("the bias does not fit: {e}")))?;
+        let segments = cx.opt(segments);
+        let segments = segments.map(|s| Segments::new(cx, s, &plan)).transpose()?;
+        // No more does a tile in one call take.
+        let has_one_mask = bias.is_none() || segments.is_none();
         let kind = convert::kind(plan.dtype)?;
         let softcap = cx.number("softcap");
         let mut work = Work {
@@ -134,11 +146,13 @@ impl Work {
             k: with_heads(k),
             v: with_heads(v),
             bias,
+            segments,
             kind,
             scale: cx.number("scale"),
             softcap,
             empty_is_nan: empty_is_nan(cx.attrs),
             is_fused: may_fuse
+                && has_one_mask
                 && backend(q).has_own_products()
                 && kind == Kind::Float
                 && plan.size > 0
@@ -261,7 +275,10 @@ impl Work {
         let (queries, step) = (self.plan.band.queries, self.plan.rows_at_once);
         for (first, count) in blocks(queries, step) {
             let rows = first..first + count;
-            let keys = self.plan.keys_of(rows.clone());
+            let mut keys = self.plan.keys_of(rows.clone());
+            if let Some(segments) = &self.segments {
+                keys = segments.met(part.lead, first / step, keys);
+            }
             let tile = Tile { part, rows, keys };
             let mut q = self.of_tile(&self.q, &tile);
             if !self.is_fused {
@@ -295,6 +312,9 @@ impl Work {
             let bias = self.of_tile(bias, tile);
             self.apply(&scores, &bias.narrow(2, tile.keys.start, tile.key_count()))?;
         }
+        if let Some(same) = self.same_segment(tile)? {
+            self.apply(&scores, &same)?;
+        }
         self.hide_outside(&scores, tile)?;
         let top = self.buffer(buffers.top)?;
         along_keys("aten::amax.out", &scores, &[], &top)?;
@@ -310,6 +330,26 @@ impl Work {
         let sum = self.buffer(buffers.sum)?;
         along_keys("aten::sum.IntList_out", &scores, args![Arg::None], &sum)?;
         Ok(scores)
+    }
+
+    /// Returns which keys of a tile are of a query's segment, bool [1, rows, keys]; `None` where all are.
+    pub fn same_segment(&self, tile: &Tile) -> Result<Option<Tensor>> {
+        let Some(segments) = &self.segments else {
+            return Ok(None);
+        };
+        let (rows, keys) = (tile.count(), tile.key_count());
+        let place = tile.rows.start + self.plan.band.keys - self.plan.band.queries;
+        let own = place..place + rows;
+        if segments.are_one(tile.part.lead, [&own, &tile.keys]) {
+            return Ok(None);
+        }
+        let of = at_lead(&segments.of, &self.plan.lead, tile.part.lead);
+        let own = of.narrow(0, own.start, rows).view([1, rows, 1]);
+        let keys_of = of.narrow(0, tile.keys.start, keys).view([1, 1, keys]);
+        let block = self.buffer(self.plan.buffers.segments)?;
+        let same = seen_as(&block.view_dtype(Kind::Bool), &[1, rows, keys]);
+        write("aten::eq.Tensor_out", args![&own, &keys_of, &same])?;
+        Ok(Some(same))
     }
 
     /// Adds a bias, or sets scores to −∞ where a mask is false.
