@@ -8,6 +8,7 @@
 
 mod apart;
 mod cut;
+pub mod positions;
 
 pub use apart::{ApartCx, examples_apart};
 use ckpt_ir::op::{BatchAxes, OpDef};
