@@ -16,6 +16,7 @@ use crate::transform::loss::Loss;
 use crate::transform::optimizer::Updates;
 use crate::transform::remat::strip_plan;
 use crate::transform::rng_streams;
+use crate::transform::sequence::Chunked;
 use crate::transform::stop_gradient::stop_gradients;
 
 pub use crate::request::Request;
@@ -36,6 +37,8 @@ pub struct Compiled {
     pub tiled: Vec<(String, usize)>,
     /// Chains of ops on tokens that were tiled: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
+    /// How the positions of the sequence were cut; `None` where they were not.
+    pub sequence: Option<Chunked>,
     /// The chunk counts that the planner tried, where they were left to it.
     pub tried: Option<Tried>,
     /// What the optimizer updates; nothing without an optimizer.
@@ -47,8 +50,8 @@ pub struct Compiled {
 }
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
-const FROM_FORWARD: &str = "infer,tie,simplify,lora,fuse,loss,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
-const UNFUSED: &str = "infer,tie,simplify,lora,loss,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
+const FROM_FORWARD: &str = "infer,tie,simplify,lora,fuse,loss,sequence,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
+const UNFUSED: &str = "infer,tie,simplify,lora,loss,sequence,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
 const FROM_TRAINING: &str =
     "infer,strip,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
 
@@ -77,6 +80,11 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
             !request.stop_gradients.is_empty(),
             "pattern",
             "no gradient can be stopped",
+        ),
+        (
+            request.sequence_chunks > 1,
+            "tile",
+            "its sequence cannot be cut",
         ),
     ] {
         if !forward && asked {
@@ -140,6 +148,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         fused: cx.fused,
         tiled: cx.tiled,
         tiled_mlps: cx.tiled_mlps,
+        sequence: cx.sequence,
         tried: cx.tried,
         updates: cx.updates,
         timings,
@@ -247,7 +256,7 @@ mod tests {
             ..request(Loss::Vjp, &[])
         };
         let done = compile(&mut g, &stop("simplify:2"), &mut Watch::default()).unwrap();
-        assert_eq!(done.timings.0.len(), 7);
+        assert_eq!(done.timings.0.len(), 8);
         assert!(done.planned.is_none() && g.phase == Phase::Training);
         for wrong in ["simplify:3", "simplify:0", "nothing"] {
             let mut g = text::parse(MODEL).unwrap();

@@ -50,9 +50,9 @@ impl Pipeline {
                         .expected(known.join(", "))
                 })?;
             let before = passes.last().map(|p| p.name);
-            if let Some(needed) = pass.follows
-                && before != Some(needed)
-            {
+            let follows = pass.follows;
+            if !follows.is_empty() && !before.is_some_and(|b| follows.contains(&b)) {
+                let needed = follows.join("` or `");
                 return Err(Error::usage(
                     "pass",
                     format!("`{name}` must come right after `{needed}`"),
@@ -266,7 +266,7 @@ mod tests {
             name: "liar",
             from: &[Phase::Imported],
             to: After::Same,
-            follows: None,
+            follows: &[],
             idempotent: true,
             run: |g, _| {
                 g.meta.insert("touched".into(), "yes".into());
@@ -277,7 +277,7 @@ mod tests {
             name: "breaker",
             from: &[Phase::Imported],
             to: After::Same,
-            follows: None,
+            follows: &[],
             idempotent: true,
             run: |g, _| {
                 let reversed = g.order().iter().rev().copied().collect();
@@ -289,7 +289,7 @@ mod tests {
             name: "jumper",
             from: &[Phase::Imported],
             to: After::Exactly(Phase::Typed),
-            follows: None,
+            follows: &[],
             idempotent: true,
             run: |_, _| Ok(Changed::No),
         };

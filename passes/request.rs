@@ -39,6 +39,8 @@ pub struct Request {
     /// Whether the head and the loss, and chains of ops on tokens, are computed in chunks, so that wide values never exist
     /// whole; results may be rounded otherwise. With a budget the planner chooses chunk counts that are left open.
     pub tile: Tiles,
+    /// How many chunks of the sequence go through the model one after the other; 0 and 1 leave it whole.
+    pub sequence_chunks: usize,
     /// Whether it is an error if scores of a loss cannot be cut.
     pub tile_required: bool,
     /// What updates the parameters in the graph, and how.

@@ -14,6 +14,7 @@ use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
 use ckpt_passes::transform::rng_streams::RngStream;
+use ckpt_passes::transform::sequence::parse_chunks;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ pub mod keys {
     pub const TILE: &str = "ckpt.tile";
     /// The number of chunks of tiled MLPs.
     pub const TILE_MLP: &str = "ckpt.tile_mlp";
+    /// The number of chunks of the sequence that go through the model one after the other.
+    pub const TILE_SEQUENCE: &str = "ckpt.tile_sequence";
     /// The optimizer, as `--optimizer` takes it.
     pub const OPTIMIZER: &str = "ckpt.optimizer";
     /// `true` where each update runs as soon as its gradient is complete.
@@ -125,6 +128,10 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
             meta.insert(key.into(), chunks.to_string());
         }
     }
+    if let Some(sequence) = &compiled.sequence {
+        meta.insert(keys::NUMERICS.into(), "rounded".into());
+        meta.insert(keys::TILE_SEQUENCE.into(), sequence.chunks.to_string());
+    }
     if let Some(mesh) = &request.mesh {
         meta.insert(keys::MESH.into(), mesh.to_string());
         meta.insert(keys::SHARD.into(), mesh.shard.to_string());
@@ -189,9 +196,10 @@ pub fn derivative_order(graph: &Graph) -> Result<u32> {
 
 /// Drops the record of earlier derivatives from a graph that was just differentiated. `before` counts those derivatives.
 fn forget_earlier(graph: &mut Graph, before: u32) {
-    use keys::{ORDER, OUTPUT_NAMES, TILE, TILE_MLP, UPDATES};
+    use keys::{ORDER, OUTPUT_NAMES, TILE, TILE_MLP, TILE_SEQUENCE, UPDATES};
     let meta = &mut graph.meta;
-    for key in UPDATES.into_iter().chain([ORDER, TILE, TILE_MLP]) {
+    let others = [ORDER, TILE, TILE_MLP, TILE_SEQUENCE];
+    for key in UPDATES.into_iter().chain(others) {
         meta.remove(key);
     }
     if before > 0 {
@@ -285,6 +293,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
         mlp: chunks(keys::TILE_MLP)?,
     };
     let mesh = meta.get(keys::MESH).map(|t| Mesh::parse(t)).transpose()?;
+    let sequence_chunks = meta.get(keys::TILE_SEQUENCE).map(|t| parse_chunks(t));
     let shard = meta.get(keys::SHARD).map(|t| Shard::parse(t)).transpose()?;
     let bucket = meta.get(keys::BUCKET).and_then(|t| t.parse().ok());
     let request = Request {
@@ -310,6 +319,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             .collect::<Result<_>>()?,
         fuse: truth(keys::FUSE)?,
         tile,
+        sequence_chunks: sequence_chunks.transpose()?.unwrap_or(1),
         updates: UpdateOptions {
             optimizer: optimizer.transpose()?,
             fuse: truth(keys::FUSE_OPTIMIZER)?,

@@ -175,7 +175,8 @@ pub fn verify(request: &PairRequest, tolerance: Option<Tolerance>) -> Result<Cer
     let mut runs = vec![ran_a, ran_b];
     let exported = pair.exported()?;
     let made = |graph: &Graph| {
-        [keys::FUSE, keys::TILE, keys::TILE_MLP].map(|key| graph.meta.get(key).cloned())
+        [keys::FUSE, keys::TILE, keys::TILE_MLP, keys::TILE_SEQUENCE]
+            .map(|key| graph.meta.get(key).cloned())
     };
     let measure = match (tolerance, pair.kind) {
         (Some(tolerance), _) => Measure::Given(tolerance),

@@ -18,6 +18,7 @@ use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::optimizer::{Optimizer, UpdateOptions};
+use ckpt_passes::transform::sequence::parse_chunks;
 use ckpt_passes::transform::tile::Tile;
 use ckpt_passes::{Error, Kind, text};
 use std::fmt::Write;
@@ -220,6 +221,10 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
         }
         ("tile", "") => options.tile.loss = Tile::parse(value).map_err(|e| e.to_string())?,
         ("tile-mlp", "") => options.tile.mlp = Tile::parse(value).map_err(|e| e.to_string())?,
+        ("tile-sequence", "") => {
+            let chunks = parse_chunks(value).map_err(|e| e.to_string())?;
+            options.sequence_chunks = chunks;
+        }
         ("every", "") => options.overrides.every = value.parse().ok(),
         ("first", "") => options.overrides.first = value.parse().ok(),
         ("layers" | "scope", "") => {

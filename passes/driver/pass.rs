@@ -12,6 +12,7 @@ use crate::transform::fuse::Fused;
 use crate::transform::lora::Adapters;
 use crate::transform::loss::{Loss, Seed};
 use crate::transform::optimizer::Updates;
+use crate::transform::sequence::Chunked;
 
 /// What running a pass did, by its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +48,8 @@ pub struct Pass {
     pub from: &'static [Phase],
     /// Phase it leaves; the driver checks this after the run.
     pub to: After,
-    /// The pass that must come right before it, because it reads what that one left in the [`Cx`].
-    pub follows: Option<&'static str>,
+    /// The passes of which one must come right before it, because it reads what that one left in the [`Cx`]; none: any.
+    pub follows: &'static [&'static str],
     /// A second run changes nothing.
     pub idempotent: bool,
     /// Runs the pass on a graph of one of the phases in `from`.
@@ -93,6 +94,8 @@ pub struct Cx {
     pub tiled: Vec<(String, usize)>,
     /// Chains of ops on tokens that `tile` cut: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
+    /// How `sequence` cut the positions; `None` where it did not.
+    pub sequence: Option<Chunked>,
     /// The chunk counts that the planner tried, where they were left to it.
     pub tried: Option<Tried>,
     /// The updates that `optimizer` added.

@@ -21,6 +21,8 @@ use crate::transform::gather::shard_parameters;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::overlap::overlap;
+use crate::transform::sequence::chunk_sequence;
+use crate::transform::sequence::prefixes::flatten;
 use crate::transform::stop_gradient::self_differences;
 use crate::transform::tensor_parallel::share_layers;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
@@ -40,6 +42,7 @@ pub static ALL: &[&Pass] = &[
     &LORA,
     &FUSE,
     &LOSS,
+    &SEQUENCE,
     &AUTODIFF,
     &STRIP,
     &ATTENTION,
@@ -57,7 +60,7 @@ static INFER: Pass = Pass {
     name: "infer",
     from: ANY,
     to: After::AtLeast(Phase::Typed),
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, _| {
         transform::infer::infer(graph)?;
@@ -69,7 +72,7 @@ static TIE: Pass = Pass {
     name: "tie",
     from: &[Phase::Typed],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, cx| {
         let tied = transform::tie::tie(graph, &cx.request.selection, &cx.request.ties)?;
@@ -83,7 +86,7 @@ static SIMPLIFY: Pass = Pass {
     name: "simplify",
     from: &[Phase::Typed, Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, _| Ok(transform::simplify::simplify(graph)?.into()),
 };
@@ -92,7 +95,7 @@ static LORA: Pass = Pass {
     name: "lora",
     from: &[Phase::Typed],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: false,
     run: |graph, cx| {
         let Some(lora) = &cx.request.lora else {
@@ -108,7 +111,7 @@ static FUSE: Pass = Pass {
     name: "fuse",
     from: &[Phase::Typed],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, cx| {
         let fused = transform::fuse::fuse(graph)?;
@@ -124,7 +127,7 @@ static LOSS: Pass = Pass {
     name: "loss",
     from: &[Phase::Typed],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: false,
     run: |graph, cx| {
         let outputs = graph.outputs().to_vec();
@@ -133,7 +136,7 @@ static LOSS: Pass = Pass {
         cx.seeds = made.seeds;
         cx.warnings.extend(made.warnings);
         let mut changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
-        if cx.request.tile.loss != Tile::Off {
+        if cx.request.tile.loss != Tile::Off || cx.request.sequence_chunks > 1 {
             let instead = tile::early::settle_rows(graph)?;
             changed |= !instead.is_empty();
             let own = |v: ValueId| instead.get(&v).copied().unwrap_or(v);
@@ -146,11 +149,35 @@ static LOSS: Pass = Pass {
     },
 };
 
+static SEQUENCE: Pass = Pass {
+    name: "sequence",
+    from: &[Phase::Typed],
+    to: After::Same,
+    follows: &["loss"],
+    idempotent: false,
+    run: |graph, cx| {
+        let count = cx.request.sequence_chunks;
+        if count < 2 {
+            return Ok(Changed::No);
+        }
+        let binding = Binding::new(graph, &cx.request.dims)?;
+        let chunked = chunk_sequence(graph, &mut cx.seeds, count, &binding)?;
+        if !chunked.joined.is_empty() {
+            cx.warnings.push(format!(
+                "outputs exist for all positions at once: {}; leave them out with --drop-output",
+                chunked.joined.join(", ")
+            ));
+        }
+        cx.sequence = Some(chunked);
+        Ok(Changed::Yes)
+    },
+};
+
 static AUTODIFF: Pass = Pass {
     name: "autodiff",
     from: &[Phase::Typed],
     to: After::Exactly(Phase::Training),
-    follows: Some("loss"),
+    follows: &["loss", "sequence"],
     idempotent: false,
     run: |graph, cx| {
         let selection = &cx.request.selection;
@@ -183,6 +210,9 @@ static AUTODIFF: Pass = Pass {
         }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
         drop_shared(graph);
+        if let Some(chunked) = &cx.sequence {
+            flatten(graph, &chunked.prefixes)?;
+        }
         let zero: Vec<String> = zero_gradients(graph)
             .into_iter()
             .map(|v| format!("`{}`", graph.value(v).name))
@@ -216,7 +246,7 @@ static STRIP: Pass = Pass {
     name: "strip",
     from: &[Phase::Training, Phase::Rewritten],
     to: After::Exactly(Phase::Training),
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, _| {
         transform::remat::strip_plan(graph);
@@ -228,7 +258,7 @@ static ATTENTION: Pass = Pass {
     name: "attention",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.request.dims)?;
@@ -241,7 +271,7 @@ static TILE: Pass = Pass {
     name: "tile",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: false,
     run: |graph, cx| {
         let asked = cx.request.tile;
@@ -344,7 +374,7 @@ static COLLECTIVES: Pass = Pass {
     name: "collectives",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: false,
     run: |graph, cx| {
         let Some(mesh) = reducing(&cx.request) else {
@@ -359,7 +389,7 @@ static OPTIMIZER: Pass = Pass {
     name: "optimizer",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: false,
     run: |graph, cx| {
         let Some(updates) = add_updates(graph, &cx.request.updates, cx.request.mesh.as_ref())?
@@ -385,7 +415,7 @@ static GATHER: Pass = Pass {
     name: "gather",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, cx| match shards_parameters(&cx.request) {
         true => Ok(shard_parameters(graph)?.into()),
@@ -403,7 +433,7 @@ static OVERLAP: Pass = Pass {
     name: "overlap",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, cx| match bucket_bytes(&cx.request) {
         Some(bytes) => Ok(overlap(graph, bytes)?.into()),
@@ -415,7 +445,7 @@ static PLAN: Pass = Pass {
     name: "plan",
     from: &[Phase::Training],
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.request.dims)?;
@@ -443,7 +473,7 @@ static REMAT: Pass = Pass {
     name: "remat",
     from: &[Phase::Training],
     to: After::Exactly(Phase::Rewritten),
-    follows: Some("plan"),
+    follows: &["plan"],
     idempotent: false,
     run: |graph, cx| {
         let Some(planned) = &cx.planned else {
@@ -459,7 +489,7 @@ static DCE: Pass = Pass {
     name: "dce",
     from: ANY,
     to: After::Same,
-    follows: None,
+    follows: &[],
     idempotent: true,
     run: |graph, _| Ok(transform::dce::dce(graph).into()),
 };

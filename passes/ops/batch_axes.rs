@@ -9,6 +9,7 @@
 mod apart;
 mod cut;
 mod parted;
+pub mod positions;
 
 pub use apart::{ApartCx, examples_apart};
 use ckpt_ir::op::{BatchAxes, OpDef};

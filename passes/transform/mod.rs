@@ -16,6 +16,7 @@ pub mod overlap;
 pub mod remat;
 pub mod rng_streams;
 pub mod saved_attention;
+pub mod sequence;
 pub mod simplify;
 pub mod sizes;
 pub mod stop_gradient;

@@ -35,6 +35,8 @@ pub struct Summary {
     pub tiled: BTreeMap<String, usize>,
     /// The chunk counts of chains of ops on tokens, by their first nodes.
     pub tiled_mlps: BTreeMap<String, usize>,
+    /// The number of chunks of the sequence that go through the model one after the other; null where it is not cut.
+    pub sequence_chunks: Option<usize>,
     /// What updates the parameters, with all its settings; null where nothing does.
     pub optimizer: Option<String>,
     /// Whether each update runs as soon as its gradient is complete, so that gradients are no outputs.
@@ -161,6 +163,7 @@ impl Summary {
             fused: compiled.fused.clone(),
             tiled: compiled.tiled.iter().cloned().collect(),
             tiled_mlps: compiled.tiled_mlps.iter().cloned().collect(),
+            sequence_chunks: compiled.sequence.as_ref().map(|s| s.chunks),
             optimizer: graph.meta.get(keys::OPTIMIZER).cloned(),
             fuse_optimizer: graph.meta.contains_key(keys::FUSE_OPTIMIZER),
             updated_parameters: updated(graph).len(),
@@ -274,6 +277,12 @@ impl Summary {
                 out,
                 "  {} chains computed in {parts} chunks, forward and backward: from {node}, …",
                 self.tiled_mlps.len()
+            );
+        }
+        if let Some(chunks) = self.sequence_chunks {
+            let _ = writeln!(
+                out,
+                "  the sequence goes through the model in {chunks} chunks, one after the other"
             );
         }
         out.push_str(&trials::human(&self.plan.parts_tried));

@@ -13,6 +13,7 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::rng_streams::RngStream;
+use ckpt_passes::transform::sequence::parse_chunks;
 use ckpt_passes::transform::tile::{Tile, Tiles};
 use clap::{ArgAction, Args};
 use std::path::PathBuf;
@@ -126,6 +127,10 @@ pub struct Training {
     /// (as many chunks as pay off within the budget; a fixed rule without one) or a number
     #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
     pub tile_mlp: Tile,
+    /// Run a causal model on N chunks of the sequence one after the other, each through all layers, so that only keys and
+    /// values of all tokens exist at once: off or a number
+    #[arg(long, value_name = "N", default_value = "off", value_parser = by(parse_chunks), help_heading = "Chunking")]
+    pub tile_sequence: usize,
     #[command(flatten)]
     pub updates: Updates,
     #[command(flatten)]
@@ -148,6 +153,7 @@ impl Training {
                 loss: self.tile_loss.0,
                 mlp: self.tile_mlp,
             },
+            sequence_chunks: self.tile_sequence,
             tile_required: self.tile_loss.1,
             updates: self.updates.options(),
             mesh: self.sharing.mesh(),

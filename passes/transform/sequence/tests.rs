@@ -1,0 +1,97 @@
+use super::*;
+use crate::compile::{Request, compile};
+use crate::driver::Watch;
+use crate::ir::Phase;
+use crate::ops::concat::CONCAT;
+use crate::plan::Policy;
+use crate::text;
+use crate::transform::loss::Loss;
+
+/// Layers of attention on 12 tokens, with a causal mask and further attributes.
+fn model(layers: usize, attributes: &str) -> Graph {
+    let layer = |i: usize| {
+        format!(
+            "  %k{i} = MatMul %x{i}, %w
+  %a{i} = Attention %x{i}, %k{i}, %k{i} {{causal=1{attributes}}}
+  %x{next} = Add %x{i}, %a{i}
+",
+            next = i + 1
+        )
+    };
+    let all: String = (0..layers).map(layer).collect();
+    text::parse(&format!(
+        "graph @g imported (%ids: i64[12], %labels: i64[12]) -> (%loss) {{
+  init %table : f32[5, 4] = splat 0.5
+  init %w : f32[4, 4] = splat 0.5
+  init %head : f32[4, 5] = splat 0.25
+  %x0 = Gather %table, %ids
+{all}  %z = MatMul %x{layers}, %head
+  %loss = SoftmaxCrossEntropyLoss %z, %labels {{reduction=\"mean\"}}
+}}
+"
+    ))
+    .unwrap()
+}
+
+fn chunked(mut graph: Graph, count: usize) -> Graph {
+    let request = Request {
+        loss: Loss::Output("loss".into()),
+        plan: Policy::NONE.into(),
+        sequence_chunks: count,
+        ..Request::default()
+    };
+    compile(&mut graph, &request, &mut Watch::default()).unwrap();
+    assert!(graph.phase > Phase::Typed);
+    graph
+}
+
+/// Returns the operand counts of the concatenations of a forward pass, in order.
+fn prefixes(graph: &Graph) -> Vec<usize> {
+    let nodes = graph.order().iter().map(|id| graph.node(*id));
+    let joins = nodes.filter(|n| n.op == &CONCAT && n.is_forward());
+    joins.map(|n| n.ins.len()).collect()
+}
+
+#[test]
+fn each_prefix_is_made_of_the_pieces() {
+    // Keys and values are one value, so each layer has one prefix a chunk.
+    assert_eq!(prefixes(&chunked(model(1, ""), 4)), [2, 3, 4]);
+    assert_eq!(prefixes(&chunked(model(2, ""), 3)), [2, 2, 3, 3]);
+}
+
+#[test]
+fn nodes_grow_with_chunks_and_layers_alike() {
+    let nodes = |layers: usize, count: usize| chunked(model(layers, ""), count).order().len();
+    let per_chunk = (nodes(1, 6) - nodes(1, 4)) / 2;
+    assert_eq!(nodes(1, 12) - nodes(1, 6), 6 * per_chunk);
+    let per_layer = nodes(2, 12) - nodes(1, 12);
+    assert_eq!(nodes(3, 12) - nodes(2, 12), per_layer);
+}
+
+#[test]
+fn a_window_reads_the_chunks_that_it_reaches() {
+    // Chunks of 3 positions: a query sees at most 2 positions before it, so at most one chunk.
+    assert_eq!(
+        prefixes(&chunked(model(1, ", window_left=2"), 4)),
+        [2, 2, 2]
+    );
+    // From the first position of a chunk, 4 positions before it lie in two chunks.
+    assert_eq!(
+        prefixes(&chunked(model(1, ", window_left=4"), 4)),
+        [2, 3, 3]
+    );
+}
+
+#[test]
+fn sequences_shorter_than_chunks_are_refused() {
+    let request = |count: usize| Request {
+        loss: Loss::Output("loss".into()),
+        plan: Policy::NONE.into(),
+        sequence_chunks: count,
+        ..Request::default()
+    };
+    let mut graph = model(1, "");
+    let error = compile(&mut graph, &request(13), &mut Watch::default());
+    let error = error.err().unwrap();
+    assert_eq!((error.code(), error.exit_code()), ("tile", 2));
+}
