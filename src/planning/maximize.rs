@@ -123,7 +123,7 @@ pub fn maximize(
     };
     let is_exhaustive = impossible_from <= EXHAUSTIVE + 1;
     let (good, tried) = match is_exhaustive {
-        true => search.from_the_top(impossible_from)?,
+        true => search.top_down(impossible_from)?,
         false => search.by_bisection(impossible_from)?,
     };
     let Some((size, step, outcome)) = good else {
@@ -161,7 +161,7 @@ type Fitting = (i64, TrainingStep, PlanOutcome);
 
 impl Search<'_> {
     /// Returns the largest size below `end` that works, and the number of sizes tried. No larger size was left out.
-    fn from_the_top(&self, end: i64) -> Result<(Option<Fitting>, usize)> {
+    fn top_down(&self, end: i64) -> Result<(Option<Fitting>, usize)> {
         for size in (1..end).rev() {
             if let Some((step, outcome)) = self.attempt(size, &self.plan)? {
                 return Ok((Some((size, step, outcome)), (end - size) as usize));

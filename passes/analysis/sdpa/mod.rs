@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn what_does_not_takes_tiles() {
-        let changes: [fn(&mut Facts); 19] = [
+        let changes: [fn(&mut Facts); 20] = [
             |f| f.dtype = DType::F32,
             |f| f.dtype = DType::F64,
             |f| f.has_bias = true,
