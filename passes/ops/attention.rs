@@ -19,7 +19,7 @@ mod body;
 pub mod plan;
 
 pub use body::repeated;
-pub use plan::{AttentionPlan, Band, Span, empty_is_nan, groups};
+pub use plan::{AttentionPlan, Band, GRAD_SEGMENTS, SEGMENTS, Span, empty_is_nan, groups};
 
 use super::rule::*;
 use ckpt_ir::error::Result;
@@ -60,11 +60,6 @@ pub const SHARED: [&str; 6] = [
 pub const Y: usize = 5;
 /// The slot of the saved log-sum-exp among the operands of [`ATTENTION_GRAD`].
 pub const LSE: usize = 6;
-/// The slot of the segments among the operands of [`ATTENTION`].
-pub const SEGMENTS: usize = 4;
-/// The slot of the segments among the operands of [`ATTENTION_GRAD`]: the last, so that older files keep their meaning.
-pub const GRAD_SEGMENTS: usize = 7;
-
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
 /// [L…, Hq, Sq, Sk], `segments` (int64, with no fewer keys than queries) [L…, Sk], where the axes before the last broadcast.
 /// Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp

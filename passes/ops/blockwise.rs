@@ -336,8 +336,9 @@ fn moment(
     let numbers = table(cx, "numbers", &numbers(power));
     let numbers = cx.b.cast_like(numbers, g.0)?;
     let places = cx.b.cast(cx.x(codes), DType::I64)?;
-    let places = in_blocks(cx, places)?;
-    let units = cx.b.gather(numbers, places.0, 0)?;
+    // Padded after the look-up: code 0 of the first power is no zero.
+    let units = cx.b.gather(numbers, places, 0)?;
+    let units = in_blocks(cx, units)?;
     let scales = cx.b.unsqueeze(cx.x(scales), &[1])?;
     let old = cx.bind(binary_op(MUL, units, scales))?;
     let [kept, taken] = [beta, 1.0 - beta].map(|factor| cx.number(g, factor));

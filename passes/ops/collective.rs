@@ -337,7 +337,17 @@ pub static OWN_PART: OpDef = OpDef {
                 .found(format!("{own} of {whole}"))),
         }
     },
-    grad: Grad::First(|cx| Ok(cx.dy0())),
+    grad: Grad::Rule(|cx| {
+        if cx.wants(1) {
+            return Err(no_rule(
+                cx,
+                "what is trained is the part, not the whole parameter",
+            ));
+        }
+        let dy = cx.dy0();
+        cx.give(0, dy);
+        Ok(())
+    }),
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
     ..row("OwnPart", OpClass::Layout, Effect::Pure)

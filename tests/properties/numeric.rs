@@ -261,8 +261,8 @@ fn our_ops_agree_with_their_bodies() {
             let model = single(recipe, dtype, &mut r).unwrap();
             let node = model.graph.order()[0];
             let body = body_of(&model.graph, node).unwrap().unwrap();
-            let fused = outputs(&model.graph, &inputs(&model, &model.graph, dtype, &mut r));
             let feed = inputs(&model, &model.graph, dtype, &mut r);
+            let fused = outputs(&model.graph, &feed);
             let operands = model.graph.node(node).ins.iter().flatten();
             let of_body: Inputs = body
                 .inputs()

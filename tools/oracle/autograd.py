@@ -66,6 +66,9 @@ LEFT_OUT = {
     "Offload": "made by planning; tests/properties/numeric.rs differentiates it",
     "Fetch": "made by planning; tests/properties/numeric.rs differentiates it",
     "Release": "made by planning; tests/properties/numeric.rs differentiates it",
+    "AllReduce": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
+    "OwnPart": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
+    "Shared": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
     "RoundThrough": "made of pairs of QuantizeLinear and DequantizeLinear, which have an example",
 }
 """Rows with a gradient rule that no example names as its op, and what stands for them."""

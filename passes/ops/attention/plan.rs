@@ -3,12 +3,16 @@
 //! Memory rule and kernel use the same plan. The kernel takes the workspace as one block. The plan depends on sizes,
 //! strides and attributes only, not on the device or the number of threads.
 
-use super::{GRAD_SEGMENTS, SEGMENTS};
 use crate::rule::*;
 use ckpt_ir::layout::count;
 use ckpt_ir::op::{Sized, operand};
 use ckpt_ir::{Attrs, DType, Dim, Same};
 use std::ops::Range;
+
+/// The slot of the segments among the operands of `Attention`.
+pub const SEGMENTS: usize = 4;
+/// The slot of the segments among the operands of `AttentionGrad`: the last, so that older files keep their meaning.
+pub const GRAD_SEGMENTS: usize = 7;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.
 const ROWS: i64 = 64;

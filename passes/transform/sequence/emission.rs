@@ -1,7 +1,6 @@
 //! Emits the chunks of a sequence one after the other, and joins or adds up what is read whole.
 
-use super::placement::{Placement, refusal};
-use super::{Chunked, fail};
+use super::placement::{Placement, fail, refusal};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Dim, Graph, Node, NodeId, SecondaryMap, ValueId};
@@ -18,6 +17,19 @@ use crate::transform::loss::Seed;
 use crate::transform::order::append_after_operands;
 use crate::transform::sizes::Sizes;
 use rustc_hash::FxHashMap;
+
+/// What the pass did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chunked {
+    /// The input whose positions are cut.
+    pub input: String,
+    /// The number of chunks.
+    pub chunks: usize,
+    /// Nodes that append a chunk of keys or values to those before.
+    pub prefixes: Vec<NodeId>,
+    /// Outputs that exist whole, because they are outputs.
+    pub joined: Vec<String>,
+}
 
 /// Emits the chunks that begin at `cuts` and redirects readers outside, outputs and seeds to what they make together.
 ///

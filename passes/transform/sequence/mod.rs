@@ -20,27 +20,15 @@ pub mod prefixes;
 use crate::analysis::ranges;
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
-use crate::ir::{Dim, Graph, NodeId};
+use crate::ir::{Dim, Graph};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::loss::Seed;
-use placement::Placement;
+pub use emission::Chunked;
+use placement::{Placement, fail};
 
 /// Most chunks: each one is a copy of the forward pass.
 const MAX_CHUNKS: usize = 1024;
-
-/// What the pass did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chunked {
-    /// The input whose positions are cut.
-    pub input: String,
-    /// The number of chunks.
-    pub chunks: usize,
-    /// Nodes that append a chunk of keys or values to those before.
-    pub prefixes: Vec<NodeId>,
-    /// Outputs that exist whole, because they are outputs.
-    pub joined: Vec<String>,
-}
 
 /// Parses the value of `--tile-sequence`: a number of chunks, or `off` for one.
 ///
@@ -55,10 +43,6 @@ pub fn parse_chunks(text: &str) -> Result<usize> {
                 .expected(format!("off or a number of chunks up to {MAX_CHUNKS}")),
         ),
     }
-}
-
-fn fail(what: impl Into<String>) -> Box<Error> {
-    Error::usage("tile", what)
 }
 
 /// Unrolls the forward pass into `count` chunks along the sequence, and lets seeds refer to the new values.

@@ -7,7 +7,6 @@
 //! Values that are narrow, such as token numbers and padding masks, may exist whole, so an op without a rule may make
 //! them. Everything else is refused.
 
-use super::fail;
 use crate::analysis::sizes::{Binding, DimKind, dim_kinds};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
@@ -18,6 +17,11 @@ use crate::ops::shape::{SHAPE, SIZE};
 use crate::transform::loss::Seed;
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
+
+/// Returns an error of `--tile-sequence`.
+pub fn fail(what: impl Into<String>) -> Box<Error> {
+    Error::usage("tile", what)
+}
 
 /// Values with at most so many elements for a position may exist whole.
 const NARROW_ELEMENTS: i64 = 8;

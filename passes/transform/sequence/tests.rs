@@ -1,3 +1,5 @@
+//! Which models are cut along their sequence, and what the graph is then.
+
 use super::*;
 use crate::compile::{Request, compile};
 use crate::driver::Watch;

@@ -48,7 +48,7 @@ impl Segments {
             of.device() == Device::Cpu && of.stride().last() == Some(&1) && plan.skips_keys();
         let leads = if is_read { plan.lead_count() } else { 0 };
         let known = (0..leads).map(|lead| {
-            let own = super::tiles::at_lead(&of, &plan.lead, lead);
+            let own = at_lead(&of, &plan.lead, lead);
             let numbers = Vec::<i64>::try_from(&own).map_err(|e| tch_error(&e))?;
             Ok(Known::new(&numbers, queries, plan.rows_at_once))
         });
@@ -73,6 +73,19 @@ impl Segments {
         let known = self.known.get(lead as usize);
         known.is_some_and(|k| k.run_ends[start as usize] >= end)
     }
+}
+
+/// Returns `x` at index `lead` of its leading axes: [heads, rows, columns]. Axes of size 1 are broadcast.
+pub fn at_lead(x: &Tensor, dims: &[i64], lead: i64) -> Tensor {
+    let mut at = x.alias();
+    let (mut rest, mut after) = (lead, dims.iter().product::<i64>());
+    for dim in dims {
+        after /= dim;
+        let index = if at.size()[0] == 1 { 0 } else { rest / after };
+        rest %= after;
+        at = at.select(0, index);
+    }
+    at
 }
 
 impl Known {

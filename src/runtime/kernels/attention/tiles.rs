@@ -1,6 +1,6 @@
 //! Tiles of attention: their operands, their queries and keys, and the softmax weights of a tile.
 
-use super::segments::Segments;
+use super::segments::{Segments, at_lead};
 use crate::runtime::convert;
 use crate::runtime::kernels::context::*;
 use crate::runtime::kernels::product::Product;
@@ -60,19 +60,6 @@ pub struct Operands {
     pub q: Tensor,
     pub k: Tensor,
     pub v: Tensor,
-}
-
-/// Returns `x` at index `lead` of its leading axes: [heads, rows, columns]. Axes of size 1 are broadcast.
-pub fn at_lead(x: &Tensor, dims: &[i64], lead: i64) -> Tensor {
-    let mut at = x.alias();
-    let (mut rest, mut after) = (lead, dims.iter().product::<i64>());
-    for dim in dims {
-        after /= dim;
-        let index = if at.size()[0] == 1 { 0 } else { rest / after };
-        rest %= after;
-        at = at.select(0, index);
-    }
-    at
 }
 
 /// Returns `x` with an axis for heads, of size 1 if it has none.
