@@ -2,7 +2,7 @@
 //!
 //! Two forward graphs or two training graphs are compared as they are. A forward graph and a training graph made from it
 //! are compared by gradients: the first is differentiated by the record of the second, without a plan. Where that fuses or
-//! tiles ops, the model as exported can be differentiated beside it, with neither.
+//! cuts ops into chunks, the model as exported can be differentiated beside it, with neither.
 
 use crate::attention::Attention;
 use crate::frontend::given::Given;
@@ -170,7 +170,8 @@ impl Pair {
                     a = load(path_a, &recorded)?;
                 }
                 loss = Some(record.loss.to_string());
-                if record.fuse || record.tile != Tiles::default() {
+                let is_cut = record.tile != Tiles::default() || record.sequence_chunks > 1;
+                if record.fuse || is_cut {
                     rounded = Some((a.graph.clone(), record.clone()));
                 }
                 compile(&mut a.graph, &record, &mut Watch::default())?;
@@ -200,6 +201,7 @@ impl Pair {
         let request = Request {
             fuse: false,
             tile: Tiles::default(),
+            sequence_chunks: 1,
             ..record.clone()
         };
         compile(&mut graph, &request, &mut Watch::default())?;

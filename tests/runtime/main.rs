@@ -46,6 +46,8 @@ mod ranks;
 #[cfg(feature = "torch")]
 mod sdpa_backends;
 mod second_order;
+#[cfg(feature = "torch")]
+mod sequence;
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(feature = "torch")]

@@ -1,0 +1,89 @@
+//! A causal model computed chunk by chunk along its sequence: the gradients of the whole, the same bits under every plan,
+//! and a peak that is the predicted one.
+use crate::support::torch;
+
+use ckpt_opt::frontend;
+use ckpt_opt::runtime::{convert, executor::Program};
+use ckpt_opt::tensors::{Tensors, feed::Feed, random};
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::Graph;
+use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
+use ckpt_passes::transform::loss::Loss;
+use std::collections::BTreeMap;
+use std::path::Path;
+use tch::{Kind, Tensor};
+
+const SEQ: i64 = 29;
+
+fn dims() -> Vec<(String, i64)> {
+    vec![("batch".into(), 2), ("seq".into(), SEQ)]
+}
+
+fn compiled(model: &str, loss: &str, chunks: usize, plan: PlanRequest) -> (Graph, Option<u64>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = path.join("fixtures").join(model).join("model.onnx");
+    let mut graph = frontend::read(&path).unwrap().graph;
+    let request = Request {
+        loss: Loss::parse(loss).unwrap(),
+        plan,
+        dims: dims(),
+        drop_outputs: vec!["logits".into()],
+        fuse: true,
+        sequence_chunks: chunks,
+        ..Request::default()
+    };
+    let done = compile(&mut graph, &request, &mut Watch::default())
+        .unwrap_or_else(|e| panic!("{model}: {e}"));
+    let peak = done.planned.map(|p| p.outcome.plan.after.peak_bytes);
+    (graph, peak)
+}
+
+fn run(graph: &Graph) -> (BTreeMap<String, Tensor>, u64) {
+    let mut feed = Feed::new(graph, Tensors::new()).unwrap();
+    random::fill(graph, &mut feed, &dims(), 7).unwrap();
+    let inputs = feed.inputs.iter();
+    let inputs = inputs.map(|(n, x)| (n.clone(), convert::tensor(n, x).unwrap()));
+    let program = Program::new(graph).unwrap();
+    let done = program.run(&inputs.collect()).unwrap();
+    (done.outputs.into_iter().collect(), done.peak_bytes)
+}
+
+#[test]
+fn chunks_of_the_sequence_make_the_whole() {
+    let _turn = torch::alone();
+    for (model, loss) in [
+        ("gpt2", "causal-lm"),
+        ("gpt2_loss", "output:loss"),
+        ("llama32", "causal-lm"),
+        ("gemma3n", "causal-lm"),
+    ] {
+        let (whole, _) = run(&compiled(model, loss, 1, Policy::NONE.into()).0);
+        for chunks in [2, 3, 7] {
+            let what = format!("{model} in {chunks} chunks");
+            let (graph, _) = compiled(model, loss, chunks, Policy::NONE.into());
+            let (parts, unplanned_peak) = run(&graph);
+            assert!(whole.keys().eq(parts.keys()), "{what}");
+            for (name, a) in &whole {
+                let (a, b) = (a.to_kind(Kind::Double), parts[name].to_kind(Kind::Double));
+                let most = a.abs().max().double_value(&[]).max(1e-6);
+                let gap = (&a - &b).abs().max().double_value(&[]);
+                assert!(
+                    gap <= 2e-5 * most,
+                    "{what}: {name} is off by {gap} of {most}"
+                );
+            }
+            let plan = PlanRequest {
+                effort: Effort::First,
+                ..Budget::Percent(50.0).into()
+            };
+            let (graph, predicted) = compiled(model, loss, chunks, plan);
+            let (planned, peak) = run(&graph);
+            assert_eq!(Some(peak), predicted, "{what}");
+            assert!(peak < unplanned_peak, "{what}");
+            for (name, x) in &planned {
+                assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
+            }
+        }
+    }
+}
