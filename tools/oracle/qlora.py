@@ -62,5 +62,7 @@ def main() -> int:
                 worst = judge(run_ort(model, feeds, level), truth)
                 good = worst.agrees and packed > 0
                 failed += not good
-                print(f"{'pass' if good else 'fail'}  {form:8} {policy:5} {name:12} {packed:3} dequantised, worst {worst}")
+                print(
+                    f"{'pass' if good else 'fail'}  {form:8} {policy:5} {name:12} {packed:3} dequantised, worst {worst}"
+                )
     return 1 if failed else 0
