@@ -60,9 +60,10 @@ pub const SHARED: [&str; 6] = [
 pub const Y: usize = 5;
 /// The slot of the saved log-sum-exp among the operands of [`ATTENTION_GRAD`].
 pub const LSE: usize = 6;
+
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
-/// [L…, Hq, Sq, Sk], `segments` (int64, with no fewer keys than queries) [L…, Sk], where the axes before the last broadcast.
-/// Without a heads axis all have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
+/// [L…, Hq, Sq, Sk]. `segments` [L…, Sk] are int64; their axes before the last broadcast, and there are at least as many keys as
+/// queries. Operands without an axis for heads have rank 2. `y` [L…, Hq, Sq, Dv]; `lse` [L…, Hq, Sq] is the log-sum-exp
 /// of the scores, −∞ for a query that sees no key, in the type computed in.
 pub static ATTENTION: OpDef = OpDef {
     attrs: &[

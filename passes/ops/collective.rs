@@ -221,8 +221,8 @@ const fn row_of(name: &'static str, of: &'static OpDef) -> OpDef {
     }
 }
 
-/// The sum of the ranks' tensors, on all ranks. All of them go on with it alike, so each has the same cotangent, and that is
-/// the gradient of its own tensor.
+/// The sum of the ranks' tensors, on all ranks. All ranks use it in the same way, so each has the same cotangent, which is the
+/// gradient of its own tensor.
 pub static ALL_REDUCE: OpDef = OpDef {
     grad: Grad::First(|cx| Ok(cx.dy0())),
     ins: slots!["x"],
@@ -353,8 +353,8 @@ pub static OWN_PART: OpDef = OpDef {
     ..row("OwnPart", OpClass::Layout, Effect::Pure)
 };
 
-/// Its operand, which all ranks have alike and of which each rank computes something else. Each has a share of the gradient, and
-/// their sum is it. Differentiation reads this node, which is taken out afterwards ([`drop_shared`]).
+/// Returns its operand, which is the same on all ranks while each computes something else from it. The gradient of the operand
+/// is the sum over the ranks. Only differentiation needs this node; [`drop_shared`] removes it afterwards.
 pub static SHARED: OpDef = OpDef {
     ins: slots!["x"],
     outs: slots!["shared"],

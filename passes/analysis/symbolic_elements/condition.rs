@@ -1,7 +1,8 @@
 //! Conditions on indices: an element of a boolean tensor as a function of its indices.
 //!
 //! A condition consists of inequalities between polynomials in sizes and index variables, of comparisons of two elements of
-//! one value, and of booleans that only the data decides. Negation is pushed down to the leaves, so inner nodes are conjunctions and disjunctions only.
+//! one value, and of booleans that only the data decides. Negation is pushed down to the leaves, so inner nodes are conjunctions
+//! and disjunctions only.
 
 use crate::ir::{Dim, ValueId};
 
