@@ -123,7 +123,7 @@ pub fn maximize(
     };
     let is_exhaustive = impossible_from <= EXHAUSTIVE + 1;
     let (good, tried) = match is_exhaustive {
-        true => search.top_down(impossible_from)?,
+        true => search.first_of((1..impossible_from).rev())?,
         false => search.by_bisection(impossible_from)?,
     };
     let Some((size, step, outcome)) = good else {
@@ -160,14 +160,16 @@ struct Search<'a> {
 type Fitting = (i64, TrainingStep, PlanOutcome);
 
 impl Search<'_> {
-    /// Returns the largest size below `end` that works, and the number of sizes tried. No larger size was left out.
-    fn top_down(&self, end: i64) -> Result<(Option<Fitting>, usize)> {
-        for size in (1..end).rev() {
+    /// Returns the first of these sizes that works, and the number of sizes tried.
+    fn first_of(&self, sizes: impl Iterator<Item = i64>) -> Result<(Option<Fitting>, usize)> {
+        let mut tried = 0;
+        for size in sizes {
+            tried += 1;
             if let Some((step, outcome)) = self.attempt(size, &self.plan)? {
-                return Ok((Some((size, step, outcome)), (end - size) as usize));
+                return Ok((Some((size, step, outcome)), tried));
             }
         }
-        Ok((None, (end - 1) as usize))
+        Ok((None, tried))
     }
 
     /// Returns the largest size below `end` that bisection finds, and the number of sizes tried.
@@ -194,18 +196,14 @@ impl Search<'_> {
         loop {
             let step = (low / PARTS).max(1);
             let tops = (0..=TOPS).rev().map(|steps| low + steps * step);
-            let mut worked = None;
-            for size in tops.filter(|size| *size < end) {
-                tried += 1;
-                if let Some((step, outcome)) = self.attempt(size, &self.plan)? {
-                    good = Some((size, step, outcome));
-                    worked = Some(size);
-                    break;
-                }
-            }
-            match worked {
-                Some(size) if size == low + TOPS * step => low = size,
-                _ => return Ok((good, tried)),
+            let (found, more) = self.first_of(tops.filter(|size| *size < end))?;
+            tried += more;
+            let top = low + TOPS * step;
+            let is_top = found.as_ref().is_some_and(|(size, ..)| *size == top);
+            good = found.or(good);
+            match is_top {
+                true => low = top,
+                false => return Ok((good, tried)),
             }
         }
     }

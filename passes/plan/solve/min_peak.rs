@@ -54,28 +54,15 @@ pub fn min_peak(
 ) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
     let search = |weigh: &Weigh| {
-        let costs = problem.ops.iter().map(|op| Op {
-            cost: weigh(problem, op),
-            ..op.clone()
-        });
-        let weighed = Problem {
-            ops: costs.collect(),
-            ..problem.clone()
-        };
+        let mut weighed = problem.clone();
+        for op in weighed.ops.iter_mut() {
+            op.cost = weigh(problem, op);
+        }
         let dag = Dag::new(&weighed, Objective::Cost, constraints)?;
         of_dag(problem, &dag, &before, effort)
     };
-    let searched: Vec<Result<MinPeak>> = WEIGHTS.par_iter().map(search).collect();
-    let mut lowest: Option<MinPeak> = None;
-    for found in searched {
-        let found = found?;
-        if lowest
-            .as_ref()
-            .is_none_or(|own| found.reached_bytes < own.reached_bytes)
-        {
-            lowest = Some(found);
-        }
-    }
+    let found: Result<Vec<MinPeak>> = WEIGHTS.par_iter().map(search).collect();
+    let lowest = found?.into_iter().min_by_key(|peak| peak.reached_bytes);
     lowest.ok_or_else(|| Error::bug("plan", "no weights were tried"))
 }
 
