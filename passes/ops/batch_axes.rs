@@ -456,13 +456,21 @@ fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     })
 }
 
+/// Returns the attribute `axis` of a node whose types were checked, from 0.
+fn axis_of(node: &Node, rank: usize) -> usize {
+    from_start(node.attrs.int("axis"), rank)
+}
+
+/// Returns an axis that may be counted from the end, from 0.
+fn from_start(axis: i64, rank: usize) -> usize {
+    (if axis < 0 { axis + rank as i64 } else { axis }) as usize
+}
+
 /// An op that works along one axis, which is none of the rows': all operands of as many axes have rows.
 fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let rank = cx.graph.ty(node.outs[0]).rank();
     let k = known_lead(cx, node, rank).ok_or("rows are mixed")?;
-    let axis = node.attrs.int("axis");
-    let axis = if axis < 0 { axis + rank as i64 } else { axis };
-    if axis < k as i64 {
+    if axis_of(node, rank) < k {
         return Err("it works along rows");
     }
     let lead = &cx.graph.ty(node.outs[0]).dims[..k];

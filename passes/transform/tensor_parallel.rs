@@ -10,9 +10,9 @@
 use super::optimizer::SHARD;
 use crate::analysis::layer_parts::layer_parts;
 use crate::error::{Error, Result};
-use crate::ir::op::Domain;
-use crate::ir::typing::{Contents, type_node};
-use crate::ir::{Def, Dim, Graph, NodeId, ValueId, same_dims};
+use crate::ir::typing::Contents;
+use crate::ir::verify::verify;
+use crate::ir::{Def, Dim, Graph, NodeId, ValueId};
 use crate::ops::collective::{ALL_REDUCE, OWN_PART, SHARED, TENSOR_PARALLEL, of_group};
 use crate::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
@@ -225,27 +225,7 @@ pub fn share_layers(
     });
     let order = order.collect();
     graph.set_order(order);
-    check_types(graph)?;
+    // Nodes on parts make the parts that were expected of them.
+    verify(graph)?;
     Ok(done)
-}
-
-/// Checks that nodes on parts give the parts that were expected of them.
-fn check_types(graph: &Graph) -> Result<()> {
-    let mut contents = Contents::of(graph);
-    for id in graph.order() {
-        if graph.node(*id).op.domain == Domain::Opaque {
-            continue;
-        }
-        let typed = type_node(graph, *id, &contents)?;
-        for (v, (ty, ints)) in graph.node(*id).outs.iter().zip(typed) {
-            if !same_dims(&ty.dims, &graph.ty(*v).dims) {
-                return Err(Error::bug("mesh", "a part has another type than expected")
-                    .at(graph.describe(*id))
-                    .expected(graph.ty(*v).to_string())
-                    .found(ty.to_string()));
-            }
-            contents.set(*v, ints);
-        }
-    }
-    Ok(())
 }

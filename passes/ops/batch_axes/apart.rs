@@ -15,7 +15,7 @@ use super::super::rotary::ROTARY;
 use super::super::scan::CUM_SUM;
 use super::super::select::{ARG_MAX, ARG_MIN};
 use super::super::slice::{SLICE, STEPS};
-use super::{Reason, permutation, reduced_axes};
+use super::{Reason, axis_of, from_start, permutation, reduced_axes};
 use crate::loss::CLASS_LOSS;
 use ckpt_ir::op::{BatchAxes, Effect};
 use ckpt_ir::typing::Contents;
@@ -155,9 +155,7 @@ fn mixed(cx: &ApartCx, node: &Node, out: &[usize]) -> Result<(), Reason> {
         let (Some(data), Some(places)) = (node.operand(0), node.operand(1)) else {
             return Err(MIXED);
         };
-        let rank = cx.graph.ty(data).rank() as i64;
-        let axis = node.attrs.int("axis");
-        let axis = if axis < 0 { axis + rank } else { axis } as usize;
+        let axis = axis_of(node, cx.graph.ty(data).rank());
         let chosen = cx.graph.ty(places).rank();
         return match ((cx.axis)(data), (cx.axis)(places)) {
             (None, Some(at)) => when(out[0] == axis + at, MOVED),
@@ -224,18 +222,16 @@ fn leading(cx: &ApartCx, node: &Node, out: &[usize]) -> Result<(), Reason> {
 /// The op works along an axis, which is not that of the examples.
 fn along(cx: &ApartCx, node: &Node, out: &[usize], axis: i64) -> Result<(), Reason> {
     let x = node.ins[0].ok_or(MIXED)?;
-    let rank = cx.graph.ty(x).rank() as i64;
-    let axis = if axis < 0 { axis + rank } else { axis };
+    let rank = cx.graph.ty(x).rank();
+    let axis = from_start(axis, rank);
     let examples = (cx.axis)(x).ok_or(MIXED)?;
-    when(examples as i64 != axis, MIXED)?;
-    let tensors = node
-        .operands()
-        .filter(|v| cx.graph.ty(*v).rank() as i64 == rank);
+    when(examples != axis, MIXED)?;
+    let tensors = node.operands().filter(|v| cx.graph.ty(*v).rank() == rank);
     when(tensors.filter_map(cx.axis).all(|at| at == examples), MOVED)?;
     // An axis that the op removes shifts those behind it.
     let shift = |v: &ValueId| {
-        let gone = rank - cx.graph.ty(*v).rank() as i64;
-        (cx.axis)(*v).map(|at| at as i64 + if axis < examples as i64 { gone } else { 0 })
+        let gone = rank as i64 - cx.graph.ty(*v).rank() as i64;
+        (cx.axis)(*v).map(|at| at as i64 + if axis < examples { gone } else { 0 })
     };
     when(
         node.outs

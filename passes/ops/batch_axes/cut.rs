@@ -111,10 +111,8 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let axes = cx.b.ints(&shifted);
         cx.ins.push(Some(axes));
     } else if op.axes == BatchAxes::AlongAxis {
-        let rank = cx.out_types[0].rank() as i64;
-        let axis = cx.attrs.int("axis");
-        let axis = if axis < 0 { axis + rank } else { axis };
-        cx.attrs.set("axis", (axis - lead_out as i64 + 1).into());
+        let axis = from_start(cx.attrs.int("axis"), cx.out_types[0].rank());
+        cx.attrs.set("axis", ((axis + 1 - lead_out) as i64).into());
     } else if op.axes == BatchAxes::Broadcast {
         let trailing = cx.out_types[0].rank() - lead_out;
         let shape = cx.ins[1].take();

@@ -10,7 +10,7 @@ use super::super::concat::{CONCAT, SPLIT};
 use super::super::index::GATHER;
 use super::super::norm::{LAYER_NORM, RMS_NORM};
 use super::super::rotary::ROTARY;
-use super::{RESHAPE, Reason, permutation, reduced_axes, sliced_axes};
+use super::{RESHAPE, Reason, axis_of, permutation, reduced_axes, sliced_axes};
 use crate::matmul::{GEMM, MATMUL};
 use ckpt_ir::op::{BatchAxes, Effect, OpClass};
 use ckpt_ir::typing::Contents;
@@ -153,22 +153,14 @@ fn mixed(cx: &PartCx, node: &Node, part: &Part, done: &mut Parted) -> Result<(),
     let rank = |v: ValueId| cx.graph.ty(v).rank();
     let out_rank = rank(node.outs[0]);
     let back = out_rank - part.axis;
-    if node.op == &ROTARY {
-        if back == 1 {
-            return Err(MIXED);
-        }
-        return broadcast(cx, node, part, done);
+    if (node.op == &ROTARY && back == 1) || (node.op == &ATTENTION && back != 3) {
+        return Err(MIXED);
     }
-    if node.op == &LAYER_NORM || node.op == &RMS_NORM {
-        if part.axis >= axis_of(node, out_rank) {
-            return Err("it norms along the axis");
-        }
-        return broadcast(cx, node, part, done);
+    let is_norm = node.op == &LAYER_NORM || node.op == &RMS_NORM;
+    if is_norm && part.axis >= axis_of(node, out_rank) {
+        return Err("it norms along the axis");
     }
-    if node.op == &ATTENTION {
-        if back != 3 {
-            return Err(MIXED);
-        }
+    if is_norm || node.op == &ROTARY || node.op == &ATTENTION {
         return broadcast(cx, node, part, done);
     }
     if node.op == &CONCAT {
@@ -194,12 +186,6 @@ fn mixed(cx: &PartCx, node: &Node, part: &Part, done: &mut Parted) -> Result<(),
         return Ok(());
     }
     Err(NO_RULE)
-}
-
-fn axis_of(node: &Node, rank: usize) -> usize {
-    let axis = node.attrs.int("axis");
-    let axis = if axis < 0 { axis + rank as i64 } else { axis };
-    usize::try_from(axis).unwrap_or(usize::MAX)
 }
 
 /// The part of an operand that broadcasts to the result; `None` if all of it is read for every index.

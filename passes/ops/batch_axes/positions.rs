@@ -17,7 +17,7 @@ use super::super::rotary::ROTARY;
 use super::super::scatter::SCATTER_ND;
 use super::super::select::{ARG_MAX, ARG_MIN};
 use super::super::slice::STEPS;
-use super::{Reason, permutation, reduced_axes, sliced_axes};
+use super::{Reason, axis_of, from_start, permutation, reduced_axes, sliced_axes};
 use ckpt_ir::op::{BatchAxes, Effect};
 use ckpt_ir::typing::Contents;
 use ckpt_ir::{DType, Dim, Graph, Node, NodeId, Same, ValueId};
@@ -187,6 +187,18 @@ fn mixed(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     Err("there is no rule for how it treats positions")
 }
 
+/// Returns the place that is wanted, or else that of an operand which a result has, too.
+fn wanted_or_of(cx: &PositionsCx, wanted: Option<&Place>, x: ValueId) -> Result<Place, Reason> {
+    wanted.cloned().or_else(|| (cx.place)(x)).ok_or(MIXED)
+}
+
+/// Only the first operand has positions, at this place.
+fn of_first(node: &Node, place: &Place) -> Vec<Part> {
+    let mut ins = vec![Part::Whole; node.ins.len()];
+    ins[0] = Part::Chunk(place.clone());
+    ins
+}
+
 /// All results have the positions at one place.
 fn one(node: &Node, ins: Vec<Part>, place: Place) -> Positions {
     let outs = vec![Some(place); node.outs.len()];
@@ -300,8 +312,7 @@ fn regrouped(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
             (place, to)
         }
     };
-    let mut ins = vec![Part::Whole; node.ins.len()];
-    ins[0] = Part::Chunk(from);
+    let mut ins = of_first(node, &from);
     // Only a new shape names the number of positions; other layout ops name axes.
     if node.op == &super::super::shape::RESHAPE {
         ins[1] = Part::Sizes;
@@ -418,12 +429,8 @@ fn sliced(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
         }
     };
     let axes = axes.ok_or("the sliced axes are not constants")?;
-    let place = match wanted {
-        Some(place) => place.clone(),
-        None => (cx.place)(x).ok_or(MIXED)?,
-    };
-    let mut ins = vec![Part::Whole; node.ins.len()];
-    ins[0] = Part::Chunk(place.clone());
+    let place = wanted_or_of(cx, wanted, x)?;
+    let ins = of_first(node, &place);
     let Some(at) = axes.iter().position(|a| *a == place.axis) else {
         return Ok(one(node, ins, place));
     };
@@ -443,7 +450,7 @@ fn sliced(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
 /// The op works along an axis that is not that of the positions. Operands of other ranks are no tensors.
 fn along(cx: &PositionsCx, node: &Node, wanted: Option<&Place>, axis: i64) -> Fitted {
     let rank = cx.graph.ty(operand(node, 0)?).rank();
-    let axis = if axis < 0 { axis + rank as i64 } else { axis } as usize;
+    let axis = from_start(axis, rank);
     let gone = |v: ValueId| rank.saturating_sub(cx.graph.ty(v).rank());
     let shift = |v: ValueId, at: usize| at - if axis < at { gone(v) } else { 0 };
     let place = match wanted {
@@ -475,21 +482,15 @@ fn along(cx: &PositionsCx, node: &Node, wanted: Option<&Place>, axis: i64) -> Fi
 
 fn normalised(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     let x = operand(node, 0)?;
-    let rank = cx.graph.ty(x).rank() as i64;
-    let from = node.attrs.int("axis");
-    let from = if from < 0 { from + rank } else { from };
-    let place = match wanted {
-        Some(place) => place.clone(),
-        None => (cx.place)(x).ok_or(MIXED)?,
-    };
-    if place.axis as i64 >= from {
+    let rank = cx.graph.ty(x).rank();
+    let place = wanted_or_of(cx, wanted, x)?;
+    if place.axis >= axis_of(node, rank) {
         return Err("it normalises over positions");
     }
-    let mut ins = vec![Part::Whole; node.ins.len()];
-    ins[0] = Part::Chunk(place.clone());
+    let mut ins = of_first(node, &place);
     for slot in 1..node.ins.len() {
         if let Some(v) = node.operand(slot) {
-            ins[slot] = broadcast_part(cx, v, rank as usize, &place)?;
+            ins[slot] = broadcast_part(cx, v, rank, &place)?;
         }
     }
     Ok(one(node, ins, place))
@@ -552,8 +553,7 @@ fn class_loss(cx: &PositionsCx, node: &Node) -> Fitted {
     if place.axis != 0 || cx.graph.ty(scores).rank() != 2 {
         return Err("its classes do not lie along the second of two axes");
     }
-    let mut ins = vec![Part::Whole; node.ins.len()];
-    ins[0] = Part::Chunk(place.clone());
+    let mut ins = of_first(node, &place);
     ins[1] = Part::Chunk(place.clone());
     let each = node.op == &CLASS_LOSS || node.attrs.str("reduction") == "none";
     let outs = node.outs.iter().enumerate();
@@ -570,20 +570,13 @@ fn one_hot(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     if axis != -1 && axis != cx.graph.ty(x).rank() as i64 {
         return Err("its classes lie before the last axis");
     }
-    let place = match wanted {
-        Some(place) => place.clone(),
-        None => (cx.place)(x).ok_or(MIXED)?,
-    };
-    let mut ins = vec![Part::Whole; node.ins.len()];
-    ins[0] = Part::Chunk(place.clone());
-    Ok(one(node, ins, place))
+    let place = wanted_or_of(cx, wanted, x)?;
+    Ok(one(node, of_first(node, &place), place))
 }
 
 fn gathered(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     let (data, indices) = (operand(node, 0)?, operand(node, 1)?);
-    let rank = cx.graph.ty(data).rank() as i64;
-    let axis = node.attrs.int("axis");
-    let axis = if axis < 0 { axis + rank } else { axis } as usize;
+    let axis = axis_of(node, cx.graph.ty(data).rank());
     let chosen = cx.graph.ty(indices).rank();
     // Of the result: the axes before `axis` are those of the data, then come those of the indices.
     let is_index = |at: usize| (axis..axis + chosen).contains(&at);
@@ -629,10 +622,7 @@ fn scattered(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
 /// Padding and repetition along other axes.
 fn padded(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     let x = operand(node, 0)?;
-    let place = match wanted {
-        Some(place) => place.clone(),
-        None => (cx.place)(x).ok_or(MIXED)?,
-    };
+    let place = wanted_or_of(cx, wanted, x)?;
     let is_same = |v: ValueId| is_size(&cx.graph.ty(v).dims[place.axis], &place);
     let before = node.operand(1).and_then(|v| cx.contents.get(v));
     let before = before.and_then(|ints| ints.get(place.axis)?.as_const());
@@ -640,7 +630,5 @@ fn padded(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     if moves || !is_same(x) || !is_same(node.outs[0]) {
         return Err("it adds or moves positions");
     }
-    let mut ins = vec![Part::Whole; node.ins.len()];
-    ins[0] = Part::Chunk(place.clone());
-    Ok(one(node, ins, place))
+    Ok(one(node, of_first(node, &place), place))
 }

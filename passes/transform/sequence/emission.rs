@@ -17,12 +17,11 @@ use crate::transform::loss::Seed;
 use crate::transform::order::append_after_operands;
 use crate::transform::sizes::Sizes;
 use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 /// What the pass did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chunked {
-    /// The input whose positions are cut.
-    pub input: String,
     /// The number of chunks.
     pub chunks: usize,
     /// Nodes that append a chunk of keys or values to those before.
@@ -44,19 +43,10 @@ pub fn emit(
 ) -> Result<Chunked> {
     let old = graph.order().to_vec();
     let sizes = Sizes::of_inputs(graph);
-    let mut known = SecondaryMap::new(graph.value_bound(), false);
-    for v in seeds
-        .iter()
-        .map(|seed| seed.value)
-        .chain(graph.outputs().iter().copied())
-    {
-        known[v] = placement.place[v].is_some() && !placement.is_light[v];
-    }
-    let joined: Vec<ValueId> = graph
-        .values()
-        .map(|(v, _)| v)
-        .filter(|v| known[*v])
-        .collect();
+    let read_whole = seeds.iter().map(|seed| seed.value);
+    let read_whole = read_whole.chain(graph.outputs().iter().copied());
+    let is_cut = |v: &ValueId| placement.place[*v].is_some() && !placement.is_light[*v];
+    let joined: BTreeSet<ValueId> = read_whole.filter(is_cut).collect();
     let b = Builder::resume(graph, contents);
     let mut emitter = Emitter {
         b,
@@ -108,7 +98,6 @@ pub fn emit(
     }
     graph.set_order(order);
     Ok(Chunked {
-        input: String::new(),
         chunks: cuts.len() - 1,
         prefixes,
         joined: names,
@@ -412,7 +401,7 @@ impl Emitter<'_, '_> {
     fn finish(
         &mut self,
         cut: &[NodeId],
-        joined: &[ValueId],
+        joined: &BTreeSet<ValueId>,
     ) -> Result<FxHashMap<ValueId, ValueId>> {
         let mut moved = FxHashMap::default();
         for id in cut {

@@ -58,10 +58,8 @@ pub fn chunk_sequence(
     let contents = infer(graph)?;
     let placement = Placement::find(graph, &contents, seeds, binding)?;
     let cuts = cuts(graph, &placement.len, count)?;
-    let input = graph.value(placement.input).name.clone();
-    let mut chunked = emission::emit(graph, contents, &placement, &cuts, seeds)?;
+    let chunked = emission::emit(graph, contents, &placement, &cuts, seeds)?;
     dce(graph);
-    chunked.input = input;
     Ok(chunked)
 }
 

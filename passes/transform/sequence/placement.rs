@@ -1,7 +1,7 @@
 //! Finds the positions of a sequence in every value of a forward graph.
 //!
-//! The search starts at the axis of one input, and follows it forward through the ops. An input is tried after the other,
-//! until causal attention is found along its positions. Values without a place are the same for all chunks, or are cut
+//! The search starts at an axis of one input, and follows it forward through the ops. Inputs are tried in turn, until causal
+//! attention is found along the positions of one. Values without a place are the same for all chunks, or are cut
 //! where a node reads some of their positions: tables of positions, masks and labels.
 //!
 //! Values that are narrow, such as token numbers and padding masks, may exist whole, so an op without a rule may make
@@ -28,8 +28,6 @@ const NARROW_ELEMENTS: i64 = 8;
 
 /// Where positions lie, and how nodes treat them.
 pub struct Placement {
-    /// The input that the positions are those of.
-    pub input: ValueId,
     /// The number of positions.
     pub len: Dim,
     /// The place of the positions, in values that are computed chunk by chunk.
@@ -57,7 +55,7 @@ impl Placement {
         for (input, axis) in candidates(graph) {
             match Placement::from(graph, contents, seeds, binding, (input, axis)) {
                 Ok(Some(found)) => return Ok(found),
-                // Of several refusals the one that came furthest says most; the first input is that of the tokens.
+                // The first refusal is reported, because the first input is that of the tokens.
                 Err(error) => refused = refused.or(Some(error)),
                 Ok(None) => {}
             }
@@ -78,7 +76,6 @@ impl Placement {
     ) -> Result<Option<Placement>> {
         let len = graph.ty(input).dims[axis].clone();
         let mut found = Placement {
-            input,
             len: len.clone(),
             place: SecondaryMap::new(graph.value_bound(), None),
             fits: SecondaryMap::new(graph.node_bound(), None),
