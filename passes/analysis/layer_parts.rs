@@ -1,11 +1,11 @@
-//! Which blocks of a model ranks can share, each with its part of their weights: tensor parallelism.
+//! Finds the blocks of a model that ranks can share, each rank with its part of the weights: tensor parallelism.
 //!
 //! A block ends at a product that sums over parts: the output projection of an attention, the last product of an MLP. What it
 //! reads is needed in parts, and so on backward ([`parted`]), through heads and hidden units, until parts of trained weights are
 //! reached. Their products read the whole input of the block. So every rank computes its heads or hidden units alone, and the
-//! sum over ranks is the block's result. Nothing but the dataflow is looked at.
+//! block's result is the sum over ranks. The search uses the dataflow only, not names.
 //!
-//! A block is taken if all that reads a part belongs to a block that is taken. All else stays whole on every rank.
+//! A block is taken if all readers of its parts belong to blocks that are taken. Everything else stays whole on every rank.
 
 use crate::error::Result;
 use crate::ir::op::OpClass;

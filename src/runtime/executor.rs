@@ -374,8 +374,8 @@ impl<'g> Program<'g> {
         written.collect()
     }
 
-    /// Returns what a rank has of tensors that are whole in a checkpoint, by name: slices of parameters, and parts of parameters
-    /// and states.
+    /// Returns, by name, the slices of parameters and the parts of parameters and states that this rank holds. A checkpoint holds
+    /// these tensors whole.
     pub(super) fn shards(&self) -> BTreeMap<String, Shard> {
         let nodes = self.graph.nodes().map(|(_, node)| node);
         let gathers = nodes.filter(|node| node.op == &ALL_GATHER && node.recompute_of.is_none());

@@ -1,5 +1,5 @@
-//! Eight documents packed into two rows: no value of tokens × tokens is left of the mask that the exporter wrote, gradients are
-//! those of the documents one by one, a plan changes no bit, and a step takes the memory that was predicted.
+//! Eight documents packed into two rows. The graph has no value of tokens × tokens, although the exporter wrote such a mask. The
+//! gradients equal those of eight runs with one document each, under any plan, and the peak equals the predicted one.
 
 use crate::support::torch;
 

@@ -92,7 +92,7 @@ class OnBody(Model):
         torch.manual_seed(5)
         self.name = name
         self.body = BODIES[name]()
-        # What a contrastive loss compares is rows with rows; its projection is no head.
+        # A contrastive loss compares rows with rows. Its projection is no head, and stays small.
         self.add_head(form, 4 * WIDTH if form is FORMS["contrastive"] else VOCAB, WIDTH)
         # ONNX Runtime's Sigmoid ends at -18, which log-probabilities of whole sequences would pass.
         self.reference_head.mul_(0.1)
@@ -135,7 +135,7 @@ class Trained(Case):
     def __init__(self, compiler: Compiler, loss: str, body: str, exporter: str, folder: Path) -> None:
         super().__init__(compiler, loss, exporter, folder, 1)
         self.model = OnBody(self.form, body).eval()
-        # Scores of rows with rows are wide where there are many rows.
+        # The scores compare each row with all rows, so they are large only if there are many rows.
         self.feed = example(body, 4, 4 * BATCH) if loss == "contrastive" else example(body, 1, BATCH)
         self.folded: list[str] = []
         self.row: dict[str, Any] = {"loss": loss, "body": body, "exporter": exporter}

@@ -65,8 +65,8 @@ pub struct Band {
 /// queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segments {
-    /// The number of the segment at each place: integers whose last axis is that of queries and keys. The axes before are axes of
-    /// the scores before the heads, in order and up to the last of them, or have size 1.
+    /// The segment number at each place, integers. The last axis runs over queries and keys. Each earlier axis has size 1 or is a
+    /// leading axis of the scores; these are in order and end right before the axis of heads.
     pub value: ValueId,
     /// The index of query `i`'s number. An axis of size 1 that is none of the scores has index 0.
     pub at: Vec<Dim>,
