@@ -12,6 +12,7 @@ use crate::transform::lora::Lora;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::UpdateOptions;
 use crate::transform::rng_streams::RngStream;
+use crate::transform::sequence::Chunked;
 use crate::transform::tile::Tiles;
 
 /// A request to compile a graph.
@@ -62,12 +63,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// Returns what turns a graph into a planning input.
-    pub fn planning_options(&self) -> PlanningOptions<'_> {
+    /// Returns what turns a graph into a planning input. `sequence` is how its sequence was cut.
+    pub fn planning_options<'a>(&'a self, sequence: Option<&'a Chunked>) -> PlanningOptions<'a> {
         PlanningOptions {
             device: &self.device,
             times: self.times.as_ref(),
             overrides: &self.overrides,
+            sequence,
         }
     }
 }

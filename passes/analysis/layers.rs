@@ -73,6 +73,14 @@ pub struct Layers {
 type Candidate = (Vec<NodeId>, NodeId, u64);
 
 impl Layers {
+    /// Forgets the layers, and what passes between them. What is known of attentions and products stays.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.of = SecondaryMap::new(0, None);
+        self.kv_sharing.clear();
+        self.shared_weights.clear();
+    }
+
     /// Finds the layers in the forward pass of a typed graph.
     ///
     /// # Errors

@@ -21,8 +21,8 @@ use crate::transform::gather::shard_parameters;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::overlap::overlap;
-use crate::transform::sequence::chunk_sequence;
 use crate::transform::sequence::prefixes::flatten;
+use crate::transform::sequence::{Chunked, chunk_sequence};
 use crate::transform::stop_gradient::self_differences;
 use crate::transform::tensor_parallel::share_layers;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
@@ -168,6 +168,13 @@ static SEQUENCE: Pass = Pass {
                 chunked.joined.join(", ")
             ));
         }
+        if let Some(first) = chunked.biased.first() {
+            cx.warnings.push(format!(
+                "`{first}` and others like it ({} in all) are causal by a bias: a query that sees no key, such as padding at the \
+                 start of a sequence, gives another result in chunks",
+                chunked.biased.len()
+            ));
+        }
         cx.sequence = Some(chunked);
         Ok(Changed::Yes)
     },
@@ -279,7 +286,7 @@ static TILE: Pass = Pass {
             return Ok(Changed::No);
         }
         let binding = Binding::new(graph, &cx.request.dims)?;
-        let request = &cx.request;
+        let (request, sequence) = (&cx.request, cx.sequence.as_ref());
         let open = |asked: Tile, stored: Option<usize>, plan: &Plan| match (asked, stored) {
             (Tile::Auto, Some(chunks)) => Tile::Chunks(chunks),
             // A bare schedule does not say what it was made for.
@@ -311,7 +318,7 @@ static TILE: Pass = Pass {
                         }
                         Ok((loss.most_chunks(), mlps.most_chunks()))
                     },
-                    input: &|graph| Ok(bound(graph, &binding, request)?.input),
+                    input: &|graph| Ok(bound(graph, &binding, request, sequence)?.input),
                 };
                 let found = chunk_search::search(&question)?;
                 let (tiles, tried) = found.unzip();
@@ -359,8 +366,13 @@ fn cut(graph: &mut Graph, tiles: Tiles, binding: &Binding) -> Result<(Tiled, Til
     Ok((loss, mlps))
 }
 
-fn bound(graph: &Graph, binding: &Binding, request: &Request) -> Result<BoundGraph> {
-    BoundGraph::new(graph, binding, request.planning_options())
+fn bound(
+    graph: &Graph,
+    binding: &Binding,
+    request: &Request,
+    sequence: Option<&Chunked>,
+) -> Result<BoundGraph> {
+    BoundGraph::new(graph, binding, request.planning_options(sequence))
 }
 
 /// Returns the mesh whose ranks sum whole gradients: updates take slices of them otherwise.
@@ -449,7 +461,7 @@ static PLAN: Pass = Pass {
     idempotent: true,
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.request.dims)?;
-        let mut bound = bound(graph, &binding, &cx.request)?;
+        let mut bound = bound(graph, &binding, &cx.request, cx.sequence.as_ref())?;
         let most = |tiled: &[(String, usize)]| tiled.iter().map(|(_, chunks)| *chunks).max();
         bound.input.chunks = Chunks {
             loss: most(&cx.tiled),

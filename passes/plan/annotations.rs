@@ -25,6 +25,15 @@ pub enum OpRole {
     Other,
 }
 
+/// What one chunk of the sequence runs of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LayerChunk {
+    /// The chunk, from 0.
+    pub chunk: u32,
+    /// 0 for what comes before the layers, then a number for each layer, then one for what follows them.
+    pub layer: u32,
+}
+
 /// Layers, sub-blocks and roles, by op of a problem.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OpAnnotations {
@@ -46,6 +55,8 @@ pub struct OpAnnotations {
     pub opens_layer: ByOp<bool>,
     /// Whether the op makes an operand of the product that class scores come from.
     pub feeds_scores: ByOp<bool>,
+    /// The chunk and layer of each forward op, if the sequence goes through the model in chunks.
+    pub layer_chunk_of: ByOp<Option<LayerChunk>>,
 }
 
 impl OpAnnotations {
@@ -62,6 +73,11 @@ impl OpAnnotations {
         }
     }
 
+    /// Returns whether the sequence goes through the model in chunks.
+    pub fn has_chunks(&self) -> bool {
+        self.layer_chunk_of.iter().any(Option::is_some)
+    }
+
     /// Returns annotations that know nothing of any op. Every op counts as trained.
     pub fn unknown(ops: usize) -> OpAnnotations {
         OpAnnotations {
@@ -74,6 +90,7 @@ impl OpAnnotations {
             trained: ByOp::filled(true, ops),
             opens_layer: ByOp::filled(false, ops),
             feeds_scores: ByOp::filled(false, ops),
+            layer_chunk_of: ByOp::filled(None, ops),
         }
     }
 }

@@ -161,13 +161,7 @@ fn certified(
 /// # Errors
 /// A problem that does not run in its own order.
 pub fn smallest_peak(input: &PlanInput, request: &PlanRequest) -> Result<MinPeak> {
-    let query = Query {
-        effort: request.effort,
-        constraints: input.hard_constraints(),
-        reorder: request.reorder,
-        ..Query::default()
-    };
-    floor(&input.problem, &query)
+    floor(&input.problem, &query(input, request, 0))
 }
 
 /// Returns the smallest peak for which a plan that a query allows is known.
@@ -176,15 +170,13 @@ fn floor(problem: &Problem, query: &Query) -> Result<MinPeak> {
         true => min_peak_reordered,
         false => min_peak,
     };
-    search(problem, &query.constraints, query.effort)
+    search(problem, query)
 }
 
 /// Returns every compared policy that applies, with its plan.
 pub fn policies(input: &PlanInput) -> impl Iterator<Item = (Policy, Plan)> + '_ {
-    let layers = input.annotations.layers;
-    // Without layers there is nothing that a policy of layers could mean.
-    let applies = move |policy: &Policy| *policy == Policy::NONE || layers > 0;
-    let all = Policy::compared(layers).filter(applies);
+    let all =
+        Policy::compared(&input.annotations).filter(|policy| policy.applies(&input.annotations));
     all.filter_map(|policy| Some((policy, policy.unconstrained_plan(input).ok()?)))
 }
 
@@ -192,7 +184,7 @@ pub fn policies(input: &PlanInput) -> impl Iterator<Item = (Policy, Plan)> + '_ 
 pub fn policies_left_out(input: &PlanInput) -> Vec<String> {
     let layers = input.annotations.layers;
     let applied: Vec<Policy> = policies(input).map(|(policy, _)| policy).collect();
-    Policy::compared(layers)
+    Policy::compared(&input.annotations)
         .filter(|policy| !applied.contains(policy))
         .map(|policy| policy.form(layers))
         .collect()

@@ -18,7 +18,7 @@ use super::index::{ByOp, ByValue, OpIdx};
 use super::input::PlanInput;
 use super::plan::Plan;
 use super::problem::{Op, OpPhase, Problem};
-use super::saved_set::{Pinned, pinned, schedule};
+use super::saved_set::{Pinned, chunked_schedule, pinned, schedule};
 use super::sub_blocks::SubBlocks;
 use ckpt_error::{Error, Result};
 use std::collections::BTreeSet;
@@ -64,17 +64,19 @@ enum Unit {
     SubBlock,
     /// The sub-blocks of the argument. Whether their results are kept is a column of their own table.
     NamedSubBlock,
+    /// Every chunk of the sequence, layer by layer.
+    Chunk,
 }
 
 impl Unit {
     fn needs_layers(self) -> bool {
-        !matches!(self, Unit::Nothing | Unit::Op)
+        !matches!(self, Unit::Nothing | Unit::Op | Unit::Chunk)
     }
 }
 
 /// Every policy, in the order of `--help`, of the guide and of comparisons.
-pub static POLICIES: [&PolicyDef; 8] = [
-    &NONE, &SELECTIVE, &FULL, &EVERY, &FIRST, &GROUP, &SUBMODULE, &PARTS,
+pub static POLICIES: [&PolicyDef; 9] = [
+    &NONE, &SELECTIVE, &FULL, &EVERY, &FIRST, &GROUP, &SUBMODULE, &PARTS, &CHUNKS,
 ];
 
 /// Returns a row without synonyms, which comparisons leave out.
@@ -162,6 +164,16 @@ static PARTS: PolicyDef = row(
     "these sub-blocks of layers only; norms and inner sub-blocks with their results",
     Unit::NamedSubBlock,
 );
+
+static CHUNKS: PolicyDef = PolicyDef {
+    compared_at: Some(|_| 0),
+    ..row(
+        "chunks",
+        Argument::None,
+        "every chunk of the sequence, one layer at a time; only what later chunks read is kept (`--tile-sequence`)",
+        Unit::Chunk,
+    )
+};
 
 impl PolicyDef {
     /// Returns the word with a placeholder for its argument: `every:N`.
@@ -295,11 +307,24 @@ impl Policy {
         }
     }
 
-    /// Returns the policies that budgeted plans start from and are compared with, for a step of that many layers.
-    pub fn compared(layers: usize) -> impl Iterator<Item = Policy> {
+    /// Returns the policies that budgeted plans start from and are compared with, for a step of that many layers. Without chunks
+    /// of the sequence there is no policy of chunks.
+    pub fn compared(annotations: &OpAnnotations) -> impl Iterator<Item = Policy> {
+        let (layers, chunked) = (annotations.layers, annotations.has_chunks());
+        let is_meant =
+            move |rule: &&&'static PolicyDef| chunked || !matches!(rule.unit, Unit::Chunk);
         let at =
             move |rule: &&'static PolicyDef| rule.compared_at.map(|n| Policy::of(rule, n(layers)));
-        POLICIES.iter().filter_map(at)
+        POLICIES.iter().filter(is_meant).filter_map(at)
+    }
+
+    /// Returns whether the policy means something for such a step.
+    pub fn applies(&self, annotations: &OpAnnotations) -> bool {
+        match self.rule.unit {
+            Unit::Nothing => true,
+            Unit::Chunk => annotations.has_chunks(),
+            _ => annotations.layers > 0,
+        }
     }
 
     /// Returns the word, with a placeholder for a number of layers where no layers are known.
@@ -341,7 +366,10 @@ impl Policy {
         let retentions = self.retentions(problem, annotations, constraints)?;
         let keep: ByValue<bool> = retentions.iter().map(|r| r.keep).collect();
         let reasons: ByValue<String> = retentions.into_iter().map(|r| r.reason).collect();
-        let schedule = schedule(problem, &keep);
+        let schedule = match self.rule.unit {
+            Unit::Chunk => chunked_schedule(problem, &keep, &annotations.layer_chunk_of),
+            _ => schedule(problem, &keep),
+        };
         check_constraints(problem, &schedule, &hard)?;
         let name = format!("{self} {overrides}");
         let layer_of = &annotations.layer_of;
@@ -358,18 +386,29 @@ impl Policy {
         let unit = self.rule.unit;
         if unit.needs_layers() && constraints.layers == 0 {
             let what = format!("`{self}` needs layers, and no repeated layers were found");
-            return Err(Error::usage("policy", what).help(
-                "use --policy selective, which works on any graph, or name modules with --layers",
-            ));
+            return Err(Error::usage("policy", what).help(match annotations.has_chunks() {
+                true => "use --policy chunks: the sequence goes through the model in chunks",
+                false => {
+                    "use --policy selective, which works on any graph, or name modules with --layers"
+                }
+            }));
+        }
+        if matches!(unit, Unit::Chunk) && !annotations.has_chunks() {
+            let what = format!("`{self}` needs a sequence in chunks, and it is whole");
+            return Err(Error::usage("policy", what).help("cut it with --tile-sequence N"));
         }
         let ops = || problem.ops.indices();
         let scope = |op: OpIdx| constraints.scope[op];
         // The group that an op is rebuilt with; what leaves it is kept.
         let group_of = |op: OpIdx| {
+            if matches!(unit, Unit::Chunk) {
+                let place = annotations.layer_chunk_of[op].filter(|_| !scope(op).is_exempt());
+                return place.map(|place| place.chunk as usize);
+            }
             let layer = scope(op).layer()?;
             let sub_block = annotations.sub_block_of[op];
             match unit {
-                Unit::Nothing => None,
+                Unit::Nothing | Unit::Chunk => None,
                 Unit::Op => Some(layer),
                 Unit::Layers(group) => group(layer, self.n),
                 Unit::SubBlock => sub_block,
@@ -383,6 +422,7 @@ impl Policy {
         let rebuilt_with = |op: OpIdx| match unit {
             Unit::SubBlock => group_of(op).map(|s| annotations.sub_blocks[s].as_str()),
             Unit::NamedSubBlock => self.sub_blocks.word_of(annotations, op),
+            Unit::Chunk => group_of(op).map(|_| "chunk"),
             _ => group_of(op).map(|_| "layer"),
         };
         let in_layer = |op: OpIdx| scope(op).layer().is_some();
@@ -398,6 +438,9 @@ impl Policy {
                     }
                     (PolicyScope::Layer(_), None) if matches!(unit, Unit::NamedSubBlock) => {
                         Retention::keep("in no part that was asked for")
+                    }
+                    (_, Some(word)) if matches!(unit, Unit::Chunk) => {
+                        Retention::drop(&format!("inside a recomputed {word}"))
                     }
                     (scope, _) => Retention::keep(scope.reason()),
                 })
@@ -423,7 +466,10 @@ impl Policy {
                     && group_of(o) != Some(group)
                     && !retentions[root].keep
                 {
-                    retentions[root] = Retention::keep("other layers read it");
+                    retentions[root] = Retention::keep(match unit {
+                        Unit::Chunk => "later chunks read it",
+                        _ => "other layers read it",
+                    });
                 }
             }
         }

@@ -5,9 +5,13 @@
 //! a kept result without readers costs nothing, and every copy has a reader.
 //!
 //! Views are free: a view of a kept storage is read as it is, and a view of a recomputed storage is recomputed.
+//!
+//! Where the sequence goes through the model in chunks, one layer of one chunk is recomputed at a time. Of others that have to run
+//! before it, only what leaves them stays.
 
-use super::index::{ByValue, OpIdx, ValueIdx};
-use super::problem::{OpPhase, Problem, ValueKind};
+use super::annotations::LayerChunk;
+use super::index::{ByOp, ByValue, OpIdx, ValueIdx};
+use super::problem::{Op, OpPhase, Problem, ValueKind};
 
 /// Why a policy keeps a result whatever its rule says. Solvers follow [`Pinned::OnceOnly`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +81,17 @@ pub fn pinned(problem: &Problem) -> ByValue<Option<Pinned>> {
 
 /// Returns the schedule that keeps the pinned storages and those that `keep` names, by owner; entries of views are ignored.
 pub fn schedule(problem: &Problem, keep: &ByValue<bool>) -> Vec<OpIdx> {
+    chunked_schedule(problem, keep, &problem.by_op(None))
+}
+
+/// Returns such a schedule that recomputes one [`LayerChunk`] at a time; ops without one count as one.
+pub fn chunked_schedule(
+    problem: &Problem,
+    keep: &ByValue<bool>,
+    layer_chunk_of: &ByOp<Option<LayerChunk>>,
+) -> Vec<OpIdx> {
     let roots = problem.roots();
+    let leaves = leaving(problem, &roots, layer_chunk_of);
     let pins = pinned(problem);
     // Whether a backward op may read the value as it is.
     let mut ready: ByValue<bool> = roots
@@ -88,13 +102,19 @@ pub fn schedule(problem: &Problem, keep: &ByValue<bool>) -> Vec<OpIdx> {
     let mut listed = problem.by_op(false);
     for (o, op) in problem.ops.enumerated() {
         if op.phase == OpPhase::Backward {
+            let maker = |v: &ValueIdx| problem.values[*v].producer.filter(|_| !ready[*v]);
+            let read: Vec<Option<LayerChunk>> = op
+                .ins
+                .iter()
+                .filter_map(|v| Some(layer_chunk_of[maker(v)?]))
+                .collect();
             let mut missing = Vec::new();
             let mut stack: Vec<ValueIdx> = op.ins.clone();
-            while let Some(v) = stack.pop() {
-                let Some(producer) = problem.values[v].producer else {
+            while let Some(producer) = stack.pop().map(|v| maker(&v)) {
+                let Some(producer) = producer else {
                     continue;
                 };
-                if !ready[v] && !std::mem::replace(&mut listed[producer], true) {
+                if !std::mem::replace(&mut listed[producer], true) {
                     missing.push(producer);
                     stack.extend(&problem.ops[producer].ins);
                 }
@@ -102,8 +122,9 @@ pub fn schedule(problem: &Problem, keep: &ByValue<bool>) -> Vec<OpIdx> {
             missing.sort_unstable();
             for copy in &missing {
                 listed[*copy] = false;
+                let is_read = read.contains(&layer_chunk_of[*copy]);
                 for v in &problem.ops[*copy].outs {
-                    ready[*v] = true;
+                    ready[*v] = is_read || leaves[roots[*v]];
                 }
             }
             schedule.extend(missing);
@@ -117,4 +138,21 @@ pub fn schedule(problem: &Problem, keep: &ByValue<bool>) -> Vec<OpIdx> {
         }
     }
     schedule
+}
+
+/// Returns the storages that a forward op of another layer or chunk reads, by owner.
+fn leaving(
+    problem: &Problem,
+    roots: &ByValue<ValueIdx>,
+    layer_chunk_of: &ByOp<Option<LayerChunk>>,
+) -> ByValue<bool> {
+    let mut leaves = problem.by_value(false);
+    let is_forward = |(_, op): &(OpIdx, &Op)| op.phase == OpPhase::Forward;
+    for (o, op) in problem.ops.enumerated().filter(is_forward) {
+        for root in op.ins.iter().map(|v| roots[*v]) {
+            let maker = problem.values[root].producer;
+            leaves[root] |= maker.is_some_and(|maker| layer_chunk_of[maker] != layer_chunk_of[o]);
+        }
+    }
+    leaves
 }

@@ -19,6 +19,7 @@ use crate::plan::index::{ByOp, ByValue, ValueIdx};
 use crate::plan::input::PlanInput;
 use crate::plan::times::Times;
 use crate::transform::gather::with_own_parameters;
+use crate::transform::sequence::Chunked;
 
 /// A graph at known sizes, with what planning it takes and what applies its plan.
 pub struct BoundGraph {
@@ -50,6 +51,8 @@ pub struct PlanningOptions<'a> {
     pub times: Option<&'a Times>,
     /// The user's choices of layers and ops; they become the constraints of the input.
     pub overrides: &'a PolicyOverrides,
+    /// How the sequence was cut; `None` where it is whole.
+    pub sequence: Option<&'a Chunked>,
 }
 
 impl BoundGraph {
@@ -62,11 +65,16 @@ impl BoundGraph {
             device,
             times,
             overrides,
+            sequence,
         } = options;
         let sizes = Sizes::new(graph, binding)?;
         let (memory, _) = memory_on(graph, &sizes, device)?;
         let whole = with_own_parameters(graph);
         let mut layers = Layers::new(&whole)?;
+        if sequence.is_some() {
+            // Chunks are no layers, and what is found repeats in the first or last of them only.
+            layers.clear();
+        }
         place_gathers(graph, &mut layers);
         let GraphProblem {
             mut problem,
@@ -80,7 +88,11 @@ impl BoundGraph {
             warnings.extend(times.price(&mut problem)?);
         }
         let sub_blocks = SubBlocks::new(&whole, &layers)?;
-        let annotations = annotations(&whole, &layers, &sub_blocks, &nodes)?;
+        let mut annotations = annotations(&whole, &layers, &sub_blocks, &nodes)?;
+        if let Some(sequence) = sequence {
+            let places = sequence.layer_chunks(graph);
+            annotations.layer_chunk_of = nodes.iter().map(|n| places[*n]).collect();
+        }
         let mut bound = BoundGraph {
             input: PlanInput {
                 overrides: overrides.to_string(),
@@ -159,6 +171,7 @@ fn annotations(
         trained: nodes.iter().map(|n| trained[*n]).collect(),
         opens_layer: nodes.iter().map(|n| opens_layer[*n]).collect(),
         feeds_scores: nodes.iter().map(|n| feeds_scores[*n]).collect(),
+        layer_chunk_of: nodes.iter().map(|_| None).collect(),
     })
 }
 

@@ -15,6 +15,7 @@ use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{
     Budget, Effort, PlanOutcome, PlanRequest, Policy, ValueIdx, ValueKind, plan,
 };
+use ckpt_passes::transform::sequence::Chunked;
 use ckpt_passes::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -108,6 +109,7 @@ pub fn maximize(
     let least = TrainingStep::of_graph(&mut training, &at_one)?;
     let search = Search {
         training: &training,
+        sequence: least.sequence.as_ref(),
         request: &at_one,
         plan: request.plan.with_budget(budget),
         goal,
@@ -150,6 +152,8 @@ pub fn maximize(
 
 struct Search<'a> {
     training: &'a Graph,
+    /// How its sequence was cut.
+    sequence: Option<&'a Chunked>,
     /// Its last dim is the wanted one.
     request: &'a Request,
     plan: PlanRequest,
@@ -214,7 +218,7 @@ impl Search<'_> {
         if let Some(last) = request.dims.last_mut() {
             last.1 = size;
         }
-        match TrainingStep::of_training(self.training, &request) {
+        match TrainingStep::of_training(self.training, &request, self.sequence) {
             Ok(step) => Ok(Some(step)),
             Err(e) if e.kind() == Kind::Model || e.code() == "dim" => Ok(None),
             Err(e) => Err(e),

@@ -14,6 +14,7 @@ use ckpt_passes::plan::{
     Basis, Chunks, OpAnnotations, PlanInput, PlanOutcome, Score, evaluate, offload, plan,
 };
 use ckpt_passes::planning::BoundGraph;
+use ckpt_passes::transform::sequence::Chunked;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,6 +37,8 @@ pub struct TrainingStep {
     pub labels: Labels,
     /// The loss that was differentiated, where that was done here.
     pub loss: Option<String>,
+    /// How the sequence was cut, where that was done here.
+    pub sequence: Option<Chunked>,
     /// Whether times of nodes were measured.
     pub is_measured: bool,
     /// Warnings from before planning, which reports show.
@@ -96,6 +99,7 @@ impl TrainingStep {
             assumed_dims: Vec::new(),
             kv_sharing: Vec::new(),
             loss: None,
+            sequence: None,
             is_measured: request.times.is_some(),
             warnings,
         })
@@ -112,9 +116,10 @@ impl TrainingStep {
             ..request.clone()
         };
         let compiled = compile(graph, &before_plan, &mut Watch::default())?;
-        let mut step = TrainingStep::of_training(graph, request)?;
+        let mut step = TrainingStep::of_training(graph, request, compiled.sequence.as_ref())?;
         step.warnings.splice(0..0, compiled.warnings);
         step.loss = compiled.loss.map(|l| l.to_string());
+        step.sequence = compiled.sequence;
         step.input.chunks = Chunks {
             loss: most_chunks(&compiled.tiled),
             mlp: most_chunks(&compiled.tiled_mlps),
@@ -128,9 +133,13 @@ impl TrainingStep {
     ///
     /// # Errors
     /// Sizes that the model does not work at.
-    pub fn of_training(graph: &Graph, request: &Request) -> Result<TrainingStep> {
+    pub fn of_training(
+        graph: &Graph,
+        request: &Request,
+        sequence: Option<&Chunked>,
+    ) -> Result<TrainingStep> {
         let binding = Binding::new(graph, &request.dims)?;
-        let mut bound = BoundGraph::new(graph, &binding, request.planning_options())?;
+        let mut bound = BoundGraph::new(graph, &binding, request.planning_options(sequence))?;
         let mut warnings = std::mem::take(&mut bound.warnings);
         warnings.extend(offload::warning(&bound.input, &request.plan));
         Ok(TrainingStep {
@@ -158,6 +167,7 @@ impl TrainingStep {
                 .collect(),
             assumed_dims: binding.assumed().map(|(n, ..)| n.to_string()).collect(),
             loss: None,
+            sequence: None,
             is_measured: false,
             warnings: Vec::new(),
         })

@@ -53,7 +53,7 @@ pub fn read(graph: &mut Graph, request: &Request) -> Result<(TrainingStep, PlanO
     }
     let mut training = graph.clone();
     strip_plan(&mut training);
-    let training_step = TrainingStep::of_training(&training, request)?;
+    let training_step = TrainingStep::of_training(&training, request, None)?;
     let problem = &training_step.input.problem;
     let mut op_of: SecondaryMap<NodeId, Option<OpIdx>> =
         SecondaryMap::new(graph.node_bound(), None);

@@ -154,7 +154,7 @@ fn random_models_become_training_graphs_and_plans_are_taken_back() {
 /// Keeps a random fifth of what could be recomputed; returns the number of copies.
 fn rewrite(g: &mut Graph, cx: &Cx, r: &mut Random) -> usize {
     let binding = Binding::new(g, &cx.request.dims).unwrap();
-    let bound = BoundGraph::new(g, &binding, cx.request.planning_options()).unwrap();
+    let bound = BoundGraph::new(g, &binding, cx.request.planning_options(None)).unwrap();
     let p = &bound.input.problem;
     let kept = p.values.iter().map(|_| r.below(5) == 0).collect();
     let none = p.by_op(None);

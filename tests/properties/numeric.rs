@@ -111,7 +111,7 @@ fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
         let feed = inputs(&model, &g, dtype, &mut r);
         let before = outputs(&g, &feed);
         let binding = Binding::new(&g, &cx.request.dims).unwrap();
-        let bound = BoundGraph::new(&g, &binding, cx.request.planning_options()).unwrap();
+        let bound = BoundGraph::new(&g, &binding, cx.request.planning_options(None)).unwrap();
         let p = &bound.input.problem;
         let kept = p.values.iter().map(|_| r.below(4) == 0).collect();
         let none = p.by_op(None);

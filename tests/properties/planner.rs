@@ -5,7 +5,7 @@ use ckpt_passes::plan::brute::{cheapest, smallest_peak};
 use ckpt_passes::plan::solve::answer::Query;
 use ckpt_passes::plan::solve::min_peak::min_peak;
 use ckpt_passes::plan::solve::solve;
-use ckpt_passes::plan::{ByOp, Effort, Objective, Problem, evaluate};
+use ckpt_passes::plan::{ByOp, Objective, Problem, evaluate};
 use ckpt_passes::testing::Random;
 use ckpt_passes::testing::dags::{Shape, random_dag};
 
@@ -93,7 +93,7 @@ fn batch(seed: u64, count: usize, ops: std::ops::RangeInclusive<usize>, shape: S
             .peak_above_static_bytes;
         let least = smallest_peak(&p);
         let name = format!("{shape:?} {n}");
-        let floor = min_peak(&p, &ByOp::default(), Effort::Normal).unwrap();
+        let floor = min_peak(&p, &Query::default()).unwrap();
         assert!(
             floor.least_bytes <= least + p.static_bytes(),
             "{name}: the floor is too high"

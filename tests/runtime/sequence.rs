@@ -9,6 +9,7 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
+use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,11 +21,8 @@ fn dims() -> Vec<(String, i64)> {
     vec![("batch".into(), 2), ("seq".into(), SEQ)]
 }
 
-fn compiled(model: &str, loss: &str, chunks: usize, plan: PlanRequest) -> (Graph, Option<u64>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = path.join("fixtures").join(model).join("model.onnx");
-    let mut graph = frontend::read(&path).unwrap().graph;
-    let request = Request {
+fn request(loss: &str, chunks: usize, plan: PlanRequest) -> Request {
+    Request {
         loss: Loss::parse(loss).unwrap(),
         plan,
         dims: dims(),
@@ -32,8 +30,18 @@ fn compiled(model: &str, loss: &str, chunks: usize, plan: PlanRequest) -> (Graph
         fuse: true,
         sequence_chunks: chunks,
         ..Request::default()
-    };
-    let done = compile(&mut graph, &request, &mut Watch::default())
+    }
+}
+
+fn compiled(model: &str, loss: &str, chunks: usize, plan: PlanRequest) -> (Graph, Option<u64>) {
+    compile_fixture(model, &request(loss, chunks, plan))
+}
+
+fn compile_fixture(model: &str, request: &Request) -> (Graph, Option<u64>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = path.join("fixtures").join(model).join("model.onnx");
+    let mut graph = frontend::read(&path).unwrap().graph;
+    let done = compile(&mut graph, request, &mut Watch::default())
         .unwrap_or_else(|e| panic!("{model}: {e}"));
     let peak = done.planned.map(|p| p.outcome.plan.after.peak_bytes);
     (graph, peak)
@@ -56,6 +64,9 @@ fn chunks_of_the_sequence_make_the_whole() {
         ("gpt2", "causal-lm"),
         ("gpt2_loss", "output:loss"),
         ("llama32", "causal-lm"),
+        ("llama32_mask", "causal-lm"),
+        ("llama32_lora", "causal-lm"),
+        ("llama32_packed", "causal-lm"),
         ("gemma3n", "causal-lm"),
     ] {
         let (whole, _) = run(&compiled(model, loss, 1, Policy::NONE.into()).0);
@@ -73,17 +84,45 @@ fn chunks_of_the_sequence_make_the_whole() {
                     "{what}: {name} is off by {gap} of {most}"
                 );
             }
-            let plan = PlanRequest {
-                effort: Effort::First,
-                ..Budget::Percent(50.0).into()
-            };
-            let (graph, predicted) = compiled(model, loss, chunks, plan);
-            let (planned, peak) = run(&graph);
-            assert_eq!(Some(peak), predicted, "{what}");
-            assert!(peak < unplanned_peak, "{what}");
-            for (name, x) in &planned {
-                assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
+            for plan in plans() {
+                let (graph, predicted) = compiled(model, loss, chunks, plan);
+                let (planned, peak) = run(&graph);
+                assert_eq!(Some(peak), predicted, "{what}");
+                assert!(peak < unplanned_peak, "{what}");
+                for (name, x) in &planned {
+                    assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
+                }
             }
+        }
+    }
+}
+
+/// Returns a budget, and the policy that keeps what later chunks read.
+fn plans() -> [PlanRequest; 2] {
+    let budget = PlanRequest {
+        effort: Effort::First,
+        ..Budget::Percent(50.0).into()
+    };
+    [budget, Policy::parse("chunks").unwrap().into()]
+}
+
+#[test]
+fn chunks_drop_other_elements_and_copies_the_same() {
+    let _turn = torch::alone();
+    let mut request = request("causal-lm", 3, Policy::NONE.into());
+    request.lora = Some(Lora {
+        rank: 4,
+        dropout: 0.5,
+        ..Lora::default()
+    });
+    let (unplanned, _) = run(&compile_fixture("llama32", &request).0);
+    for plan in plans() {
+        request.plan = plan;
+        let (graph, predicted) = compile_fixture("llama32", &request);
+        let (planned, peak) = run(&graph);
+        assert_eq!(Some(peak), predicted);
+        for (name, x) in &planned {
+            assert!(torch::same_bits(x, &unplanned[name]), "{name}");
         }
     }
 }

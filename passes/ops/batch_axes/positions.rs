@@ -12,6 +12,7 @@ use super::super::index::GATHER;
 use super::super::loss::CLASS_LOSS;
 use super::super::norm::{LAYER_NORM, RMS_NORM};
 use super::super::piecewise::PRELU;
+use super::super::random::DROPOUT;
 use super::super::reduce::{REDUCE_MEAN, REDUCE_SUM};
 use super::super::rotary::ROTARY;
 use super::super::scatter::SCATTER_ND;
@@ -103,6 +104,8 @@ pub struct PositionsCx<'a> {
     pub contents: &'a Contents,
     /// Where positions lie in an operand, as far as is known.
     pub place: &'a dyn Fn(ValueId) -> Option<Place>,
+    /// Whether the bias of an attention is proven to hide every key behind the query.
+    pub has_causal_bias: &'a dyn Fn(NodeId) -> bool,
 }
 
 const MIXED: Reason = "it mixes positions";
@@ -116,8 +119,12 @@ type Fitted = Result<Positions, Reason>;
 /// Why the node cannot be computed for some of the positions.
 pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
     let node = cx.graph.node(id);
+    if node.op == &DROPOUT && wanted.is_none() {
+        let place = (cx.place)(operand(node, 0)?).ok_or(MIXED)?;
+        return Ok(one(node, of_first(node, &place), place));
+    }
     if node.op.effect == Effect::Seeded {
-        return Err("it would draw other random numbers for each chunk");
+        return Err("it draws random numbers for all positions at once");
     }
     if node.op.effect != Effect::Pure || node.outs.is_empty() {
         return Err("there is no rule for how it treats positions");
@@ -136,13 +143,14 @@ pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted
         BatchAxes::ClassLoss => class_loss(cx, node),
         BatchAxes::OneHot => one_hot(cx, node, wanted),
         BatchAxes::SummedToShape | BatchAxes::ClassLossGrad | BatchAxes::Mixed => {
-            mixed(cx, node, wanted)
+            mixed(cx, id, wanted)
         }
     }
 }
 
 /// Ops whose field `axes` gives no rule.
-fn mixed(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
+fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
+    let node = cx.graph.node(id);
     let is = |ops: &[&'static ckpt_ir::OpDef]| ops.contains(&node.op);
     if is(&[&PRELU, &ROTARY]) {
         return aligned(cx, node, wanted);
@@ -154,7 +162,7 @@ fn mixed(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
         return normalised(cx, node, wanted);
     }
     if is(&[&ATTENTION]) {
-        return attention(cx, node);
+        return attention(cx, id);
     }
     if is(&[&CLASS_LOSS]) {
         return class_loss(cx, node);
@@ -496,7 +504,8 @@ fn normalised(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     Ok(one(node, ins, place))
 }
 
-fn attention(cx: &PositionsCx, node: &Node) -> Fitted {
+fn attention(cx: &PositionsCx, id: NodeId) -> Fitted {
+    let node = cx.graph.node(id);
     let (q, k, v) = (operand(node, 0)?, operand(node, 1)?, operand(node, 2)?);
     let rank = cx.graph.ty(q).rank();
     let place = (cx.place)(q).ok_or("its queries are the same for all positions")?;
@@ -504,7 +513,7 @@ fn attention(cx: &PositionsCx, node: &Node) -> Fitted {
         return Err("its queries do not lie along the positions");
     }
     let of = |name: &str| node.attrs.int(name);
-    let is_causal = of("causal") != 0 || of("window_right") == 0;
+    let is_causal = of("causal") != 0 || of("window_right") == 0 || (cx.has_causal_bias)(id);
     let reads_all = of("causal") == 0 && of("window_left") < 0 && of("window_right") < 0;
     let window = Some(of("window_left")).filter(|n| *n >= 0);
     let bias = node.operand(3);

@@ -2,10 +2,11 @@
 
 use super::bound;
 use super::work::Effort;
-use crate::constraint::Constraint;
+use crate::constraint::{Constraint, first_violation};
 use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
-use crate::schedule::{Score, percent};
+use crate::problem::Problem;
+use crate::schedule::{Score, evaluate, percent};
 
 /// A question to the solver.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +24,18 @@ pub struct Query {
     pub seeds: Vec<Vec<OpIdx>>,
     /// Whether first runs may follow another order than the given one.
     pub reorder: bool,
+}
+
+/// Returns the seeds that are schedules of the problem and honour the constraints.
+pub fn allowed_seeds<'a>(
+    problem: &'a Problem,
+    query: &'a Query,
+) -> impl Iterator<Item = &'a Vec<OpIdx>> {
+    query.seeds.iter().filter(|s| {
+        evaluate(problem, s).is_ok()
+            && (query.constraints.is_empty()
+                || first_violation(problem, s, &query.constraints).is_none())
+    })
 }
 
 /// A proven lower bound.

@@ -158,6 +158,7 @@ impl ExpandedProblem {
             trained: self.each(&annotations.trained),
             opens_layer: self.each(&annotations.opens_layer),
             feeds_scores: self.each(&annotations.feeds_scores),
+            layer_chunk_of: self.each(&annotations.layer_chunk_of),
         }
     }
 

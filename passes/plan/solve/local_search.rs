@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the given order, with what must not stay recomputed where the backward pass reads it.
-    fn given(&self) -> Option<Vec<u32>> {
+    pub fn given(&self) -> Option<Vec<u32>> {
         let given: Vec<u32> = (0..self.dag.ops() as u32).collect();
         if self.dag.turn == NONE {
             return Some(given);
@@ -93,10 +93,9 @@ impl<'a> Search<'a> {
         simulation.peak <= self.cap
     }
 
-    /// Returns the schedule with the smallest peak that a few repairs find when the cap rises wherever nothing fits. Each takes
+    /// Returns the schedule with the smallest peak that a few repairs of `start` find when the cap rises wherever nothing fits. Each takes
     /// at most half of the work that is left.
-    pub fn lowest(&mut self) -> Option<Vec<u32>> {
-        let given = self.given()?;
+    pub fn lowest(&mut self, start: &[u32]) -> Option<Vec<u32>> {
         let mut simulation = Simulation::default();
         let mut best: Option<(i64, Vec<u32>)> = None;
         let limit = self.work.limit;
@@ -107,7 +106,7 @@ impl<'a> Search<'a> {
                 extensions,
                 ..Style::plain(distance)
             };
-            let Some(made) = self.repair(&given, style, i64::MAX) else {
+            let Some(made) = self.repair(start, style, i64::MAX) else {
                 continue;
             };
             simulation.run(self.dag, &made);

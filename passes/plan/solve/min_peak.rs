@@ -5,13 +5,13 @@
 //! way. So the search runs once for each of three weights ([`WEIGHTS`]). None of them is an op's cost: costs may be measured,
 //! and a reported smallest budget has to be feasible when it is asked for in another run.
 
+use super::answer::{Query, allowed_seeds};
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
 use super::local_search::{EXACT_UNITS, Search};
 use super::work::{Effort, Work};
 use super::writer::with_drops;
-use crate::constraint::Constraint;
-use crate::index::{ByOp, OpIdx, ValueIdx};
+use crate::index::{OpIdx, ValueIdx};
 use crate::objective::Objective;
 use crate::problem::{Op, Problem};
 use crate::schedule::{Score, evaluate};
@@ -42,24 +42,27 @@ impl MinPeak {
     }
 }
 
-/// Returns the smallest peak that a plan was found for. [`Effort::Thorough`] looks [`THOROUGH`] times as long as others, and a
-/// number of units limits each part of the search.
+/// Returns the smallest peak that a plan was found for; no seed that honours the constraints has a smaller one. The budget does
+/// not matter. [`Effort::Thorough`] looks [`THOROUGH`] times as long as others, and a number of units limits each part of the
+/// search.
 ///
 /// # Errors
 /// A problem whose own order is not a schedule of it.
-pub fn min_peak(
-    problem: &Problem,
-    constraints: &ByOp<Option<Constraint>>,
-    effort: Effort,
-) -> Result<MinPeak> {
+pub fn min_peak(problem: &Problem, query: &Query) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
+    let mut seeds: Vec<(u64, &Vec<OpIdx>)> = Vec::new();
+    for seed in allowed_seeds(problem, query) {
+        seeds.push((evaluate(problem, seed)?.peak_bytes, seed));
+    }
+    let seed = seeds.into_iter().min_by_key(|seed| seed.0);
+    let seed = seed.map(|seed| seed.1);
     let search = |weigh: &Weigh| {
         let mut weighed = problem.clone();
         for op in weighed.ops.iter_mut() {
             op.cost = weigh(problem, op);
         }
-        let dag = Dag::new(&weighed, Objective::Cost, constraints)?;
-        of_dag(problem, &dag, &before, effort)
+        let dag = Dag::new(&weighed, Objective::Cost, &query.constraints)?;
+        of_dag(problem, &dag, &before, seed, query.effort)
     };
     let found: Result<Vec<MinPeak>> = WEIGHTS.par_iter().map(search).collect();
     let lowest = found?.into_iter().min_by_key(|peak| peak.reached_bytes);
@@ -134,7 +137,13 @@ const THOROUGH: u64 = 16;
 ///
 /// # Errors
 /// A bug, if the search returns no schedule of the problem.
-fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> Result<MinPeak> {
+fn of_dag(
+    problem: &Problem,
+    dag: &Dag,
+    before: &Score,
+    seed: Option<&Vec<OpIdx>>,
+    effort: Effort,
+) -> Result<MinPeak> {
     let limited = |units: u64| match effort {
         Effort::First | Effort::Normal => units,
         Effort::Thorough => THOROUGH * units,
@@ -180,13 +189,20 @@ fn of_dag(problem: &Problem, dag: &Dag, before: &Score, effort: Effort) -> Resul
             .ok_or_else(|| Error::bug("plan", "a result that must be recomputed cannot be"))?;
         high = note(first)?;
     }
+    let seed = seed.map(|seed| dag.from_problem(seed));
+    if let Some(seed) = &seed {
+        high = high.min(note(seed.clone())?);
+    }
     let mut low = least - 1;
     match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
         Outcome::Unknown => {
             let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
-            let mut work = Work::new(limited(units));
-            if let Some(made) = Search::new(dag, least, &mut work).lowest() {
-                high = high.min(note(made)?);
+            let given = Search::new(dag, least, &mut Work::new(0)).given();
+            for start in given.into_iter().chain(seed) {
+                let mut work = Work::new(limited(units));
+                if let Some(made) = Search::new(dag, least, &mut work).lowest(&start) {
+                    high = high.min(note(made)?);
+                }
             }
         }
         Outcome::Optimal(made) => high = note(made)?,

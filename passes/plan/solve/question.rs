@@ -1,6 +1,6 @@
 //! One query on one problem: the search at a budget, and the bound on what it finds.
 
-use super::answer::{Query, Solution};
+use super::answer::{Query, Solution, allowed_seeds};
 use super::bound;
 use super::compact::Dag;
 use super::incremental_liveness::Ledger;
@@ -9,7 +9,7 @@ use super::local_search::{FAR_GAP, Search};
 use super::min_peak::{MinPeak, min_peak};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
-use crate::constraint::{check_constraints, first_violation};
+use crate::constraint::check_constraints;
 use crate::index::OpIdx;
 use crate::objective::Objective;
 use crate::problem::Problem;
@@ -43,12 +43,7 @@ impl<'a> Question<'a> {
         query: &'a Query,
         before: &'a Score,
     ) -> Question<'a> {
-        let allowed = |s: &&Vec<OpIdx>| {
-            evaluate(problem, s).is_ok()
-                && (query.constraints.is_empty()
-                    || first_violation(problem, s, &query.constraints).is_none())
-        };
-        let seeds = query.seeds.iter().filter(allowed);
+        let seeds = allowed_seeds(problem, query);
         Question {
             problem,
             dag,
@@ -65,8 +60,7 @@ impl<'a> Question<'a> {
     pub fn min_peak(&mut self) -> Result<&MinPeak> {
         if self.min_peak.is_none() {
             // Whatever the objective, the same peak is the smallest.
-            let query = self.query;
-            self.min_peak = Some(min_peak(self.problem, &query.constraints, query.effort)?);
+            self.min_peak = Some(min_peak(self.problem, self.query)?);
         }
         self.min_peak
             .as_ref()

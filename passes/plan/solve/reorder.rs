@@ -9,7 +9,6 @@ use super::bound;
 use super::given::{frontier_given, solve_given};
 use super::min_peak::{MinPeak, min_peak};
 use super::orders;
-use super::work::Effort;
 use crate::constraint::Constraint;
 use crate::index::{ByOp, OpIdx};
 use crate::objective::Objective;
@@ -157,17 +156,13 @@ pub fn frontier(
 ///
 /// # Errors
 /// A problem whose own order is not a schedule of it.
-pub fn min_peak_reordered(
-    problem: &Problem,
-    constraints: &ByOp<Option<Constraint>>,
-    effort: Effort,
-) -> Result<MinPeak> {
-    let mut lowest = min_peak(problem, constraints, effort)?;
+pub fn min_peak_reordered(problem: &Problem, query: &Query) -> Result<MinPeak> {
+    let mut lowest = min_peak(problem, query)?;
     for moved in Moved::all(problem) {
         if lowest.is_proven() {
             break;
         }
-        let other = min_peak(&moved.problem, &moved.constraints(constraints), effort)?;
+        let other = min_peak(&moved.problem, &moved.query(query))?;
         lowest = lower_peak(lowest, moved.min_peak(other));
     }
     Ok(lowest)

@@ -243,7 +243,7 @@ fn a_larger_budget_never_costs_more_and_plans_repeat() {
     let mut r = Random::new(6);
     for _ in 0..4 {
         let p = random_problem(&mut r, 40);
-        let floor = min_peak(&p, &ByOp::default(), Effort::Normal).unwrap();
+        let floor = min_peak(&p, &Query::default()).unwrap();
         let before = evaluate(&p, &p.given_order()).unwrap();
         assert!(floor.least_bytes <= floor.reached_bytes);
         let budgets: Vec<u64> = (floor.reached_bytes..=before.peak_bytes).collect();
@@ -333,7 +333,14 @@ fn choices_are_kept() {
             constraints: choices.clone(),
             ..Query::default()
         };
-        let lowest = min_peak(&p, &choices, Effort::Units(1_000)).unwrap();
+        let lowest = min_peak(
+            &p,
+            &Query {
+                effort: Effort::Units(1_000),
+                ..request.clone()
+            },
+        )
+        .unwrap();
         assert_eq!(first_violation(&p, &lowest.schedule, &choices), None);
         let Ok(found) = solve(&p, &request).unwrap() else {
             continue;

@@ -1,18 +1,21 @@
 //! Emits the chunks of a sequence one after the other, and joins or adds up what is read whole.
 
 use super::placement::{Placement, fail, refusal};
+use crate::analysis::Layers;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, SecondaryMap, Tensor, ValueId};
 use crate::ops::batch_axes::positions::{Part, Place, Positions};
 use crate::ops::batch_axes::{each_loss, is_mean_loss};
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::RANGE;
 use crate::ops::loss::{CLASS_LOSS, label_weight};
+use crate::ops::random::{key_slots, stream};
 use crate::ops::reduce::{REDUCE_MEAN, REDUCE_SUM};
 use crate::ops::rule::compute_type;
 use crate::ops::slice::SLICE;
 use crate::ops::{Builder, EmitExt};
+use crate::plan::annotations::LayerChunk;
 use crate::transform::loss::Seed;
 use crate::transform::order::append_after_operands;
 use crate::transform::sizes::Sizes;
@@ -28,6 +31,32 @@ pub struct Chunked {
     pub prefixes: Vec<NodeId>,
     /// Outputs that exist whole, because they are outputs.
     pub joined: Vec<String>,
+    /// Attentions that a bias alone makes causal. A query that it hides all keys from weighs keys alike: those of the whole
+    /// sequence before, those up to its chunk now.
+    pub biased: Vec<String>,
+    /// The chunk and layer of each node that was emitted.
+    pub placed: Vec<(NodeId, LayerChunk)>,
+}
+
+impl Chunked {
+    /// Returns the chunk and layer of each node of `graph`, which other passes may have changed. A node that they made is with
+    /// the last of its operands.
+    pub fn layer_chunks(&self, graph: &Graph) -> SecondaryMap<NodeId, Option<LayerChunk>> {
+        let mut places = SecondaryMap::new(graph.node_bound(), None);
+        for (id, place) in self
+            .placed
+            .iter()
+            .filter(|(id, _)| graph.contains_node(*id))
+        {
+            places[*id] = Some(*place);
+        }
+        for id in graph.order() {
+            let of = |v: ValueId| graph.def_node(v).and_then(|maker| places[maker]);
+            let last = || graph.node(*id).operands().filter_map(of).max();
+            places[*id] = places[*id].or_else(last);
+        }
+        places
+    }
 }
 
 /// Emits the chunks that begin at `cuts` and redirects readers outside, outputs and seeds to what they make together.
@@ -41,6 +70,16 @@ pub fn emit(
     cuts: &[Dim],
     seeds: &mut [Seed],
 ) -> Result<Chunked> {
+    let layer = layer_numbers(graph)?;
+    let mut placed = Vec::new();
+    let is_biased = |id: &&NodeId| {
+        let node = graph.node(**id);
+        let is_added = node.operand(3).is_some_and(|v| graph.ty(v).dtype.is_float());
+        let is_alone = node.attrs.int("causal") == 0 && node.attrs.int("window_right") != 0;
+        placement.fits[**id].is_some() && is_added && is_alone
+    };
+    let biased = placement.causal_biases.iter().filter(is_biased);
+    let biased = biased.map(|id| graph.node(*id).name.clone()).collect();
     let old = graph.order().to_vec();
     let sizes = Sizes::of_inputs(graph);
     let read_whole = seeds.iter().map(|seed| seed.value);
@@ -71,7 +110,14 @@ pub fn emit(
         emitter.now.clear();
         emitter.windows.clear();
         for id in &cut {
+            let from = emitter.b.graph.order().len();
             emitter.node(*id)?;
+            let place = LayerChunk {
+                chunk: at as u32,
+                layer: layer[*id],
+            };
+            let made = &emitter.b.graph.order()[from..];
+            placed.extend(made.iter().map(|id| (*id, place)));
         }
         for v in &joined {
             let place = placement.place[*v].clone().expect("it has a place");
@@ -101,7 +147,25 @@ pub fn emit(
         chunks: cuts.len() - 1,
         prefixes,
         joined: names,
+        biased,
+        placed,
     })
+}
+
+/// Returns the number of each node's layer, as [`LayerChunk`] counts them.
+fn layer_numbers(graph: &Graph) -> Result<SecondaryMap<NodeId, u32>> {
+    let layers = Layers::new(graph)?;
+    let after = layers.list.len() as u32 + 1;
+    let mut number = SecondaryMap::new(graph.node_bound(), 0);
+    for id in graph.order() {
+        let follows = |v: ValueId| graph.def_node(v).is_some_and(|maker| number[maker] > 0);
+        number[*id] = match layers.of[*id] {
+            Some(layer) => layer as u32 + 1,
+            None if graph.node(*id).operands().any(follows) => after,
+            None => 0,
+        };
+    }
+    Ok(number)
 }
 
 struct Emitter<'a, 'g> {
@@ -231,6 +295,11 @@ impl Emitter<'_, '_> {
                 Some(v) => self.part(*v, part)?,
                 None => None,
             });
+        }
+        if let Some((_, slot)) = key_slots(node.op) {
+            // One stream for all chunks would drop the same elements of each.
+            let name = format!("{}/chunk{}/stream", node.name, self.at);
+            ins[slot] = Some(self.b.constant(&name, Tensor::int(stream(&name))));
         }
         self.b.loc = node.loc.clone();
         self.b.role = node.role;

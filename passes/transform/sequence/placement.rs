@@ -7,16 +7,21 @@
 //! Values that are narrow, such as token numbers and padding masks, may exist whole, so an op without a rule may make
 //! them. Everything else is refused.
 
+use crate::analysis::attention::mask::{Step, mask};
+use crate::analysis::residual_stream::Flow;
 use crate::analysis::sizes::{Binding, DimKind, dim_kinds};
+use crate::analysis::symbolic_elements::Elements;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Def, Dim, Graph, NodeId, SecondaryMap, ValueId};
+use crate::ir::{DType, Def, Dim, Graph, NodeId, SecondaryMap, ValueId};
+use crate::ops::attention::ATTENTION;
 use crate::ops::batch_axes::positions::{Part, Place, Positions, PositionsCx, positions};
 use crate::ops::batch_axes::{Reason, is_mean_loss};
 use crate::ops::shape::{SHAPE, SIZE};
 use crate::transform::loss::Seed;
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// Returns an error of `--tile-sequence`.
 pub fn fail(what: impl Into<String>) -> Box<Error> {
@@ -36,6 +41,8 @@ pub struct Placement {
     pub fits: SecondaryMap<NodeId, Option<Positions>>,
     /// Values that may exist whole.
     pub is_light: SecondaryMap<ValueId, bool>,
+    /// Attentions whose bias is proven to hide every key behind the query.
+    pub causal_biases: BTreeSet<NodeId>,
     /// Whether some positions of a value can be had without the others, as far as that was asked.
     can_cut: RefCell<FxHashMap<(ValueId, Place), bool>>,
 }
@@ -52,8 +59,17 @@ impl Placement {
         binding: &Binding,
     ) -> Result<Placement> {
         let mut refused: Option<Box<Error>> = None;
+        let causal_biases = causal_biases(graph)?;
         for (input, axis) in candidates(graph) {
-            match Placement::from(graph, contents, seeds, binding, (input, axis)) {
+            let causal_biases = causal_biases.clone();
+            match Placement::from(
+                graph,
+                contents,
+                seeds,
+                binding,
+                causal_biases,
+                (input, axis),
+            ) {
                 Ok(Some(found)) => return Ok(found),
                 // The first refusal is reported, because the first input is that of the tokens.
                 Err(error) => refused = refused.or(Some(error)),
@@ -72,6 +88,7 @@ impl Placement {
         contents: &Contents,
         seeds: &[Seed],
         binding: &Binding,
+        causal_biases: BTreeSet<NodeId>,
         (input, axis): (ValueId, usize),
     ) -> Result<Option<Placement>> {
         let len = graph.ty(input).dims[axis].clone();
@@ -80,6 +97,7 @@ impl Placement {
             place: SecondaryMap::new(graph.value_bound(), None),
             fits: SecondaryMap::new(graph.node_bound(), None),
             is_light: SecondaryMap::new(graph.value_bound(), false),
+            causal_biases,
             can_cut: RefCell::default(),
         };
         found.place[input] = Some(Place::own_axis(axis, len));
@@ -149,6 +167,7 @@ impl Placement {
             graph,
             contents,
             place: &|v| self.place[v].clone(),
+            has_causal_bias: &|id| self.causal_biases.contains(&id),
         };
         let fit = positions(&cx, id, None)?;
         for (v, part) in graph.node(id).ins.iter().zip(&fit.ins) {
@@ -241,6 +260,7 @@ impl Placement {
             graph,
             contents,
             place: &|v| self.place[v].clone(),
+            has_causal_bias: &|id| self.causal_biases.contains(&id),
         };
         let fit = positions(&cx, id, Some(place)).ok()?;
         let mut parts = node.ins.iter().zip(&fit.ins);
@@ -250,6 +270,39 @@ impl Placement {
         });
         fits.then_some(fit)
     }
+}
+
+/// Returns the attentions whose bias is proven to hide every key behind the query, whatever the data.
+fn causal_biases(graph: &Graph) -> Result<BTreeSet<NodeId>> {
+    let flow = Flow::new(graph)?;
+    let mut elements = Elements::new(graph, &flow);
+    let mut is_causal = |id: &NodeId| {
+        let node = graph.node(*id);
+        let [Some(q), Some(k), Some(bias)] = [0, 1, 3].map(|slot| node.operand(slot)) else {
+            return false;
+        };
+        let (q, k) = (&graph.ty(q).dims, &graph.ty(k).dims);
+        let ([lead @ .., _], [.., keys, _]) = (&q[..], &k[..]) else {
+            return false;
+        };
+        let Some(queries) = lead.last() else {
+            return false;
+        };
+        let step = match graph.ty(bias).dtype {
+            DType::Bool => Step::Fill {
+                condition: bias,
+                keep: true,
+                fill: f64::NEG_INFINITY,
+            },
+            _ => Step::Bias(bias),
+        };
+        let dims = [lead, std::slice::from_ref(keys)].concat();
+        let found = mask(graph, &flow, &mut elements, &[step], &dims);
+        found.proven.is_causal(queries, keys)
+    };
+    let order = graph.order().iter().copied();
+    let attentions = order.filter(|id| graph.node(*id).op == &ATTENTION);
+    Ok(attentions.filter(|id| is_causal(id)).collect())
 }
 
 /// Returns inputs with an axis that may be that of a sequence: integers first, which are tokens.

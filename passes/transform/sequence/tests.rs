@@ -5,9 +5,11 @@ use crate::compile::{Request, compile};
 use crate::driver::Watch;
 use crate::ir::Phase;
 use crate::ops::concat::CONCAT;
-use crate::plan::Policy;
+use crate::ops::random::DROPOUT;
+use crate::plan::{Plan, Policy};
 use crate::text;
 use crate::transform::loss::Loss;
+use std::collections::BTreeSet;
 
 /// Layers of attention on 12 tokens, with a causal mask and further attributes.
 fn model(layers: usize, attributes: &str) -> Graph {
@@ -82,6 +84,64 @@ fn a_window_reads_the_chunks_that_it_reaches() {
         prefixes(&chunked(model(1, ", window_left=4"), 4)),
         [2, 3, 3]
     );
+}
+
+#[test]
+fn each_chunk_draws_by_a_stream_of_its_own() {
+    let text = "graph @g imported (%ids: i64[12], %labels: i64[12], %rng_seed: i64[]) -> (%loss) {
+  init %table : f32[5, 4] = splat 0.5
+  init %head : f32[4, 5] = splat 0.25
+  init %ratio : f32[] = 0.5
+  init %stream : i64[] = 1
+  %x = Gather %table, %ids
+  %d = Dropout %x, %ratio, %rng_seed, %stream
+  %a = Attention %d, %d, %d {causal=1}
+  %z = MatMul %a, %head
+  %loss = SoftmaxCrossEntropyLoss %z, %labels {reduction=\"mean\"}
+}
+";
+    let graph = chunked(text::parse(text).unwrap(), 4);
+    let nodes = graph.order().iter().map(|id| graph.node(*id));
+    let drawn: Vec<_> = nodes.filter(|n| n.op == &DROPOUT).collect();
+    let streams = |is_forward: bool| {
+        let some = drawn.iter().filter(|n| n.is_forward() == is_forward);
+        some.map(|n| n.operand(3).unwrap()).collect::<BTreeSet<_>>()
+    };
+    // A gradient draws what its forward pass drew.
+    assert_eq!((drawn.len(), streams(true).len()), (8, 4));
+    assert_eq!(streams(true), streams(false));
+}
+
+/// Returns the policy's plan of a model in chunks.
+fn planned(count: usize, policy: &str) -> Plan {
+    let request = Request {
+        loss: Loss::Output("loss".into()),
+        plan: Policy::parse(policy).unwrap().into(),
+        sequence_chunks: count,
+        ..Request::default()
+    };
+    let done = compile(&mut model(3, ""), &request, &mut Watch::default()).unwrap();
+    done.planned.unwrap().outcome.plan
+}
+
+#[test]
+fn a_policy_keeps_what_later_chunks_read() {
+    let (all, chunks) = (planned(4, "none"), planned(4, "chunks"));
+    assert!(chunks.after.peak_bytes < all.after.peak_bytes);
+    let kept = chunks
+        .decisions
+        .iter()
+        .filter(|d| d.reason == "later chunks read it");
+    // Keys, which are values too, of three layers and of all chunks but the last.
+    assert_eq!(kept.count(), 9);
+    let graph = || model(3, "");
+    let request = Request {
+        loss: Loss::Output("loss".into()),
+        plan: Policy::parse("chunks").unwrap().into(),
+        ..Request::default()
+    };
+    let error = compile(&mut graph(), &request, &mut Watch::default());
+    assert!(error.err().unwrap().to_string().contains("--tile-sequence"));
 }
 
 #[test]
