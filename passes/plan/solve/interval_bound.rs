@@ -8,7 +8,7 @@
 //! - so was what stays at p_l, and what an op reads that runs again between them;
 //! - `R_kl(o)` is at most the sum of the `R_j,j+1(o)` of the windows between p_k and p_l, and these are paid.
 //!
-//! What stays at p_k fits beside the op that runs there. A linear program with all variables between 0 and 1 bounds the cost.
+//! What stays at p_k fits beside the op that runs there, also in whole multiples of some sizes. A linear program with all variables between 0 and 1 bounds the cost.
 //! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one.
 
 use super::compact::{Dag, NONE};
@@ -17,8 +17,8 @@ use super::simulate::Simulation;
 use super::work::Work;
 use std::ops::Range;
 
-/// Stretches of full steps, each of which gives up to two candidates for positions: so many that all of them together have that
-/// many ops, or the program that chooses among them would not be solved.
+/// Stretches of full steps, each of which gives up to two candidates for positions: so many that all of them together have
+/// [`CANDIDATE_OPS`] ops twice: the program that chooses among more is not solved within its work.
 const LEAST_STRETCHES: usize = 12;
 const MOST_STRETCHES: usize = 40;
 const CANDIDATE_OPS: usize = 14_000;
