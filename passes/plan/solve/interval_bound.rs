@@ -8,23 +8,32 @@
 //! - so was what stays at p_l, and what an op reads that runs again between them;
 //! - `R_kl(o)` is at most the sum of the `R_j,j+1(o)` of the windows between p_k and p_l, and these are paid.
 //!
-//! What stays at p_k fits beside the op that runs there. A linear program with all variables between 0 and 1 bounds the cost.
+//! What stays at p_k fits beside the op that runs there, also in whole multiples of some sizes. A linear program with all variables between 0 and 1 bounds the cost.
 //! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one.
 
 use super::compact::{Dag, NONE};
 use super::linear_program::LinearProgram;
 use super::simulate::Simulation;
 use super::work::Work;
+use std::ops::Range;
 
-/// Stretches of full steps, each of which gives up to two positions, and most positions whose pairs all count.
-const STRETCHES: usize = 12;
+/// Stretches of full steps, each of which gives up to two candidates for positions: so many that all of them together have
+/// [`CANDIDATE_OPS`] ops twice: the program that chooses among more is not solved within its work.
+const LEAST_STRETCHES: usize = 12;
+const MOST_STRETCHES: usize = 40;
+const CANDIDATE_OPS: usize = 14_000;
+
+/// Most positions whose pairs all count.
 const MOST_POSITIONS: usize = 8;
 
 /// Most ops at all positions together; large graphs get fewer positions.
 const MOST_OPS: usize = 6_000;
 
+/// Most units in which the bytes at a position are rounded.
+const MOST_UNITS: usize = 6;
+
 /// The share of the work that finds which positions matter.
-const CHOICE_SHARE: u64 = 6;
+const CHOICE_SHARE: u64 = 3;
 
 /// What the program says of a value at a position.
 #[derive(Clone, Copy, PartialEq)]
@@ -43,6 +52,8 @@ struct Program<'a> {
     program: LinearProgram,
     positions: &'a [usize],
     states: Vec<Vec<State>>,
+    /// The rows that limit the bytes at each position.
+    bytes: Vec<Range<usize>>,
     /// For each window, the variable of each op that may run again there; [`NONE`] without one.
     windows: Vec<Vec<u32>>,
 }
@@ -51,7 +62,7 @@ impl<'a> Program<'a> {
     /// `positions` ascend.
     fn new(dag: &'a Dag, cap: i64, weight: &'a [i64], positions: &'a [usize]) -> Program<'a> {
         let mut program = LinearProgram::default();
-        let mut states = Vec::new();
+        let (mut states, mut bytes) = (Vec::new(), Vec::new());
         for step in positions {
             let op = *step as u32;
             let made = |v: u32| dag.maker[v as usize] == NONE || dag.maker[v as usize] <= op;
@@ -73,7 +84,10 @@ impl<'a> Program<'a> {
                 let State::Choice(x) = state else { return None };
                 Some((*x, -share(*size)))
             });
+            let first = program.rows();
             program.at_least(share(dag.least_bytes(op)) - 1.0, terms);
+            round(dag, cap, op, &at, &mut program);
+            bytes.push(first..program.rows());
             states.push(at);
         }
         let mut program = Program {
@@ -82,6 +96,7 @@ impl<'a> Program<'a> {
             program,
             positions,
             states,
+            bytes,
             windows: Vec::new(),
         };
         for k in 0..positions.len() {
@@ -165,6 +180,42 @@ impl<'a> Program<'a> {
     }
 }
 
+/// Adds what follows from the room at a position because values stay whole or not at all: for units of some sizes, the rounded
+/// form of the demand on bytes (mixed-integer rounding; Nemhauser and Wolsey, 1990).
+fn round(dag: &Dag, cap: i64, op: u32, at: &[State], program: &mut LinearProgram) {
+    let mut room = cap - dag.least_bytes(op);
+    let mut is_read = dag.is_output.clone();
+    for o in op + 1..dag.ops() as u32 {
+        for v in dag.ins(o) {
+            is_read[*v as usize] = true;
+        }
+    }
+    let mut choices = Vec::new();
+    for (v, state) in at.iter().enumerate() {
+        let State::Choice(x) = state else { continue };
+        match is_read[v] && dag.remaker(v as u32).is_none() {
+            true => room -= dag.size[v],
+            false => choices.push((*x, dag.size[v])),
+        }
+    }
+    let mut units: Vec<i64> = choices
+        .iter()
+        .map(|c| c.1)
+        .filter(|size| *size <= room)
+        .collect();
+    units.sort_unstable();
+    units.dedup();
+    for unit in units.into_iter().rev().take(MOST_UNITS) {
+        let (whole, rest) = (room / unit, room % unit);
+        let terms = choices.iter().filter_map(|(x, size)| {
+            let over = (size % unit - rest).max(0) as f64 / (unit - rest) as f64;
+            let part = (size / unit) as f64 + over;
+            (part > 0.0).then(|| (*x, -part / whole as f64))
+        });
+        program.at_least(-1.0, terms);
+    }
+}
+
 /// Returns a bound in weight over the cost of running every op once; `above` is what a known plan weighs over that. At least 0.
 pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Work) -> i64 {
     let mut positions = positions(dag, cap);
@@ -176,14 +227,16 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
     let above = above as f64;
     let mut best = 0.0f64;
     if positions.len() > most {
-        // Those that matter most where each is joined with the end of the schedule. The first rows are the positions.
+        // Those that matter most where each is joined with the end of the schedule.
         let mut program = Program::new(dag, cap, weight, &positions);
         for k in 0..positions.len() - 1 {
             program.join(k, positions.len());
         }
         work.limit = work.done + (limit - work.done) / CHOICE_SHARE;
-        let (bound, prices) = program.program.lower_bound(above, work);
+        let (bound, duals) = program.program.lower_bound(above, work);
         best = best.max(bound);
+        let price = |rows: &Range<usize>| duals[rows.clone()].iter().sum::<f64>();
+        let prices: Vec<f64> = program.bytes.iter().map(price).collect();
         let mut order: Vec<usize> = (0..positions.len()).collect();
         order.sort_by(|a, b| prices[*b].total_cmp(&prices[*a]).then(a.cmp(b)));
         order.truncate(most);
@@ -209,8 +262,9 @@ fn positions(dag: &Dag, cap: i64) -> Vec<usize> {
     simulation.run(dag, &given);
     let live = &simulation.live;
     let full: Vec<usize> = (0..live.len()).filter(|t| live[*t] > cap).collect();
+    let stretches = (CANDIDATE_OPS / dag.ops().max(1)).clamp(LEAST_STRETCHES, MOST_STRETCHES);
     let mut positions = Vec::new();
-    for stretch in full.chunks(full.len().div_ceil(STRETCHES).max(1)) {
+    for stretch in full.chunks(full.len().div_ceil(stretches).max(1)) {
         positions.extend(stretch.iter().max_by_key(|t| (live[**t], **t)));
         positions.extend(
             stretch

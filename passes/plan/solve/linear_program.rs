@@ -93,6 +93,11 @@ impl LinearProgram {
         self.least.push(least);
     }
 
+    /// Returns the number of rows so far.
+    pub fn rows(&self) -> usize {
+        self.least.len()
+    }
+
     /// Returns a lower bound on the cost, at least 0, and the duals that prove it. Costs are not negative. Stops at a bound of
     /// `enough`, when the work is spent or nothing is gained any more.
     pub fn lower_bound(&self, enough: f64, work: &mut Work) -> (f64, Vec<f64>) {
