@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::compared_scores;
-use crate::ops::collective::ALL_GATHER;
+use crate::ops::collective::{ALL_GATHER, OWN_PART};
 use crate::plan::annotations::{OpAnnotations, OpRole};
 use crate::plan::index::{ByOp, ByValue, ValueIdx};
 use crate::plan::input::PlanInput;
@@ -124,6 +124,10 @@ fn place_gathers(graph: &Graph, layers: &mut Layers) {
         let node = graph.node(*id);
         if node.op == &ALL_GATHER {
             layers.of[*id] = later[node.outs[0]];
+        }
+        if let (true, Some(own)) = (node.op == &OWN_PART, node.operand(0)) {
+            later[own] = later[node.outs[0]];
+            continue;
         }
         for value in node.operands() {
             later[value] = layers.of[*id];

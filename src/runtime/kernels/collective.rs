@@ -74,7 +74,10 @@ fn wait(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// The first operand has the type of the parameter, and no contents.
 fn all_gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (like, slice, group) = (cx.x(0)?, cx.x(1)?, group_of(cx)?);
-    let whole = gathered(&group, slice, &like.size())?;
+    let whole = match cx.attrs.opt_ints(DIMS) {
+        Some(dims) => gathered(&group, slice, dims)?,
+        None => gathered(&group, slice, &like.size())?,
+    };
     Ok(vec![whole])
 }
 
