@@ -35,7 +35,9 @@ use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::{DeviceKind, Effect};
 use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant, Ty, ValueId};
-use ckpt_passes::ops::collective::{DATA_PARALLEL, Part, is_sharded, reads_contents};
+use ckpt_passes::ops::collective::{
+    DATA_PARALLEL, OwnPart, Part, is_sharded, own_parts, reads_contents,
+};
 use ckpt_passes::transform::optimizer::held_by_name;
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
@@ -81,6 +83,8 @@ pub(super) struct Shard {
     pub slices: Option<(Group, Vec<i64>)>,
     /// Whether it is a state, not a parameter.
     pub is_state: bool,
+    /// Whether no step changes it.
+    pub is_frozen: bool,
 }
 
 /// The outputs and measurements of a run.
@@ -383,6 +387,7 @@ impl<'g> Program<'g> {
         let has_parts = all.values().any(|held| held.part.is_some());
         let shards = all.into_iter().filter_map(|(name, held)| {
             let is_state = name == held.whole;
+            let is_frozen = !self.is_written(&name);
             let is_whole = held.part.is_none() && (held.slices == 1 || (is_state && !has_parts));
             let dims = self.graph.ty(held.parameter).static_dims()?;
             let own = match &held.part {
@@ -403,13 +408,21 @@ impl<'g> Program<'g> {
                 part,
                 slices,
                 is_state,
+                is_frozen,
             };
             (!is_whole).then_some((name, shard))
         });
         shards.collect()
     }
 
-    /// Returns the tensor of a weight or state, as it is between two runs.
+    /// Returns true for a parameter or state that a step overwrites.
+    fn is_written(&self, name: &str) -> bool {
+        let id = self.graph.find_value(name);
+        id.is_some_and(|id| self.values.borrow().train_state.is_written(slot(id)))
+    }
+
+    /// Returns the tensor of a weight or state, as it is between two runs. A parameter that no step changes is that of the model,
+    /// though this rank has a part of it.
     ///
     /// # Errors
     /// A weight whose file is absent.
@@ -417,8 +430,16 @@ impl<'g> Program<'g> {
         let Some(id) = self.graph.find_value(name) else {
             return Ok(None);
         };
-        if is_sharded(self.graph, id) {
-            return Ok(None);
+        if let (true, Def::Init(constant)) = (is_sharded(self.graph, id), &self.graph.value(id).def)
+        {
+            let parts = own_parts(self.graph).into_iter();
+            let is_frozen = |part: OwnPart| {
+                part.parameter == id && !self.is_written(&self.graph.value(part.input).name)
+            };
+            return match parts.map(is_frozen).any(|is_so| is_so) {
+                true => convert::tensor(name, constant).map(Some),
+                false => Ok(None),
+            };
         }
         let slot = slot(id);
         let values = self.values.borrow();

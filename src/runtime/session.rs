@@ -225,7 +225,8 @@ impl<'g> Session<'g> {
     /// Another rank is gone or too late; no memory.
     pub fn gather(&mut self, whole: bool) -> Result<()> {
         for (name, shard) in self.program.shards() {
-            if !whole && (shard.slices.is_none() || shard.is_state) {
+            let is_needed = whole || (shard.slices.is_some() && !shard.is_state);
+            if shard.is_frozen || !is_needed {
                 continue;
             }
             let own = self.program.weight(&name)?;

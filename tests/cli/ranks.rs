@@ -267,6 +267,201 @@ fn ranks_with_parts_of_layers_are_one_process() {
     }
 }
 
+/// Of ranks that have the same part of a layer, each keeps a slice of it.
+#[test]
+fn slices_of_parts_change_no_bit() {
+    let dir = workplace();
+    let dir = dir.path();
+    let data = "uneven.safetensors";
+    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
+    for model in ["llama32", "gpt2", "llama32_bf16"] {
+        let file = format!("{model}.onnx");
+        let run = |out: &str, more: &[&str]| {
+            let out = format!("{model}-{out}");
+            let all = [&four[..], &["--steps", "20", "--eval-data", data], more].concat();
+            let report = run(dir, &file, data, &out, &all);
+            let peak = report["peak_bytes"].as_u64().unwrap();
+            (peak, report["eval_loss"].clone(), weights(dir, &out))
+        };
+        let (most, eval, summed) = run("ddp", &[]);
+        for shard in ["optimizer", "grads", "params"] {
+            let (peak, same_eval, same) = run(shard, &["--shard", shard]);
+            assert!(same == summed, "{model}: {shard} differs from DDP");
+            assert_eq!(same_eval, eval, "{model}: {shard}");
+            assert!(peak < most, "{model}: {shard} takes no less");
+        }
+    }
+}
+
+/// A checkpoint of slices of parts is whole, and goes on with the same bits and on any other ranks.
+#[test]
+fn slices_of_parts_are_whole_in_checkpoints() {
+    let dir = workplace();
+    let dir = dir.path();
+    let (model, data) = ("llama32_bf16.onnx", "even.safetensors");
+    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
+    let of = |steps: &'static str, more: &[&'static str]| {
+        [&["--steps", steps, "--shard", "params"], &four[..], more].concat()
+    };
+    run(dir, model, data, "whole", &of("6", &[]));
+    run(dir, model, data, "halves", &of("3", &[]));
+    let step = |out: &str| dir.join(out).join("checkpoints/step-3");
+    run(
+        dir,
+        model,
+        data,
+        "one",
+        &["--dim", "batch=4", "--steps", "3"],
+    );
+    assert_eq!(
+        command::files(&step("halves")),
+        command::files(&step("one"))
+    );
+    for file in ["parameters.safetensors", "states.safetensors"] {
+        let names = |out: &str| {
+            let read = tensors::read(&step(out).join(file)).unwrap();
+            let types = read.into_iter().map(|(name, t)| (name, t.dtype, t.dims));
+            types.collect::<Vec<_>>()
+        };
+        assert_eq!(names("halves"), names("one"), "{file}");
+    }
+    let two = ["--ranks", "2", "--steps", "4"];
+    goes_on_elsewhere(
+        dir,
+        (model, data),
+        &[
+            ("alone", &["--dim", "batch=4", "--steps", "4"][..]),
+            (
+                "tp",
+                &[&two[..], &["--dim", "batch=4", "--mesh", "tp=2"]].concat(),
+            ),
+            (
+                "dp",
+                &[&two[..], &["--dim", "batch=2", "--shard", "grads"]].concat(),
+            ),
+        ],
+    );
+    run(dir, model, data, "halves", &of("6", &["--resume"]));
+    assert!(weights(dir, "whole") == weights(dir, "halves"));
+    assert_eq!(losses(dir, "whole"), losses(dir, "halves"));
+    // The other way round: slices of parts begin from files of slices.
+    let sliced = ["--dim", "batch=2", "--ranks", "2", "--shard", "grads"];
+    run(
+        dir,
+        model,
+        data,
+        "sliced",
+        &[&sliced[..], &["--steps", "3"]].concat(),
+    );
+    let all = of("4", &["--resume"]);
+    let report = run(dir, model, data, "sliced", &all);
+    assert_eq!(report["resumed_from"], 3);
+    let (before, after) = (losses(dir, "whole")[3], losses(dir, "sliced")[3]);
+    assert!(
+        (before - after).abs() <= 1e-2 * before,
+        "{after}, not {before}"
+    );
+}
+
+/// Adapters of layers that ranks share: of each pair, the matrix that the part of the layer runs through is in parts.
+#[test]
+fn adapters_of_parts_of_layers_are_those_of_one_process() {
+    let dir = workplace();
+    let dir = dir.path();
+    let data = "uneven.safetensors";
+    let two = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
+    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
+    for (model, targets) in [("llama32", "*_proj"), ("gpt2", "c_attn,c_proj,c_fc")] {
+        let file = format!("{model}.onnx");
+        let lora = format!("r=2,alpha=8,targets={targets}");
+        let common = [
+            "--lora",
+            &lora,
+            "--optimizer",
+            "adamw:eps=1e-3",
+            "--eval-data",
+            data,
+        ];
+        let run = |out: &str, more: &[&str]| {
+            let all = [&common[..], more].concat();
+            run(dir, &file, data, &format!("{model}-{out}"), &all)
+        };
+        let steps = ["--steps", "20"];
+        let peak = |report: &Value| report["peak_bytes"].as_u64().unwrap();
+        let one = run("one", &[&steps[..], &["--dim", "batch=4"]].concat());
+        let parts = run("parts", &[&steps[..], &two].concat());
+        assert!(peak(&parts) < peak(&one), "{model}");
+        let mesh = run("mesh", &[&steps[..], &four].concat());
+        run(
+            "slices",
+            &[&steps[..], &four, &["--shard", "params"]].concat(),
+        );
+        let of = |out: &str| format!("{model}-{out}");
+        assert!(weights(dir, &of("mesh")) == weights(dir, &of("slices")));
+        for (out, report) in [("parts", &parts), ("mesh", &mesh)] {
+            let apart = distance(dir, &of("one"), &of(out));
+            assert!(apart <= 1e-5, "{model}, {out}: weights {apart:e} apart");
+            let eval = |report: &Value| report["eval_loss"].as_f64().unwrap();
+            let (x, y) = (eval(&one), eval(report));
+            assert!((x - y).abs() <= 1e-5 * x, "{model}, {out}: {y}, not {x}");
+        }
+        // Adapters move, and the checkpoint has them alone.
+        let adapter = |out: &str| {
+            let file = dir.join(of(out)).join("adapter/adapter_model.safetensors");
+            tensors::read(&file).unwrap()
+        };
+        let names = |out: &str| adapter(out).into_keys().collect::<Vec<_>>();
+        assert_eq!(names("one"), names("parts"));
+        let saved = |out: &str| {
+            let step = dir.join(of(out)).join("checkpoints/step-20");
+            let all = ["parameters", "states"].map(|name| {
+                let read = tensors::read(&step.join(format!("{name}.safetensors"))).unwrap();
+                let types = read.into_iter().map(|(name, t)| (name, t.dims));
+                types.collect::<Vec<_>>()
+            });
+            all
+        };
+        assert_eq!(saved("one"), saved("parts"), "{model}");
+        // One process goes on from there, and the ranks from its checkpoint.
+        let more = [&["--steps", "22", "--resume"][..], &["--dim", "batch=4"]].concat();
+        run("parts", &more);
+        run(
+            "parts",
+            &[&["--steps", "24", "--resume"][..], &two].concat(),
+        );
+    }
+}
+
+/// Weights that are frozen are in parts too, and stay as they are.
+#[test]
+fn frozen_weights_are_in_parts_and_stay() {
+    let dir = workplace();
+    let dir = dir.path();
+    let data = "even.safetensors";
+    let common = [
+        "--dim",
+        "batch=4",
+        "--steps",
+        "6",
+        "--freeze",
+        "*_proj*",
+        "--eval-data",
+        data,
+    ];
+    let one = run(dir, "llama32.onnx", data, "one", &common);
+    let two = [&common[..], &["--ranks", "2", "--mesh", "tp=2"]].concat();
+    let parts = run(dir, "llama32.onnx", data, "parts", &two);
+    let apart = distance(dir, "one", "parts");
+    assert!(apart <= 1e-5, "weights {apart:e} apart");
+    let peak = |report: &Value| report["peak_bytes"].as_u64().unwrap();
+    assert!(peak(&parts) < peak(&one));
+    let read = |out: &str| tensors::read(&dir.join(out).join("model.safetensors")).unwrap();
+    let (one, parts) = (read("one"), read("parts"));
+    let frozen: Vec<_> = one.keys().filter(|name| name.contains("_proj")).collect();
+    assert!(frozen.len() >= 7);
+    assert!(frozen.iter().all(|name| one[*name] == parts[*name]));
+}
+
 /// A checkpoint of ranks that have parts of layers is that of one process.
 #[test]
 fn parts_of_layers_are_whole_in_checkpoints() {
@@ -725,14 +920,17 @@ fn what_ranks_cannot_share_is_refused_by_name() {
         (&["--mesh", "dp=2,pp=2"][..], "dp=N"),
         (&["--mesh", "tp=2,tp=2"], "dp=N"),
         (&["--mesh", "tp=3"], "no multiple of 3"),
-        (&["--mesh", "tp=2", "--shard", "grads"], "keep no slices"),
         (
-            &["--mesh", "tp=2", "--lora", "r=2,targets=*"],
-            "get adapters",
+            &["--mesh", "tp=2", "--shard", "grads"],
+            "none to share its slices with",
         ),
         (
             &["--mesh", "tp=2", "--optimizer", "muon"],
             "no rank can have a part",
+        ),
+        (
+            &["--mesh", "tp=2", "--optimizer", "adamw8bit"],
+            "has other blocks",
         ),
         (&["--mesh", "dp=2", "--shard", "weights"], "can be sharded"),
         (&["--mesh", "dp=2", "--loss", "vjp"], "name a loss"),

@@ -120,8 +120,16 @@ fn parts_of_layers_take_the_memory_that_was_predicted() {
             let Some(whole) = bytes(mesh(2, 1)) else {
                 continue;
             };
-            for (dp, tp) in [(1, 2), (2, 2)] {
-                let Some(parts) = bytes(mesh(dp, tp)) else {
+            for (dp, tp, shard) in [
+                (1, 2, Shard::None),
+                (2, 2, Shard::None),
+                (2, 2, SHARDS[1 + i % 3]),
+            ] {
+                let mesh = Mesh {
+                    shard,
+                    ..mesh(dp, tp)
+                };
+                let Some(parts) = bytes(mesh) else {
                     continue;
                 };
                 assert!(
@@ -133,7 +141,34 @@ fn parts_of_layers_take_the_memory_that_was_predicted() {
             }
         }
     }
-    assert!(seen > 20, "{seen} plans");
+    assert!(seen > 30, "{seen} plans");
+}
+
+/// What a rank keeps of a layer falls by both numbers of ranks.
+#[test]
+fn slices_of_parts_fall_by_the_number_of_ranks() {
+    for name in ["gpt2", "llama32"] {
+        let own = |dp| {
+            let mesh = Mesh {
+                dp,
+                tp: 2,
+                shard: Shard::Params,
+                bucket_bytes: 0,
+            };
+            let graph = of_rank(name, mesh, Policy::NONE.into(), true).unwrap();
+            let (peak, _) = measured(&graph, &mesh)[0];
+            let elements = |id| graph.ty(id).elements().as_const().unwrap();
+            let parts = own_parts(&graph);
+            assert!(parts.len() >= 12, "{name}: {} weights", parts.len());
+            for part in &parts {
+                let whole = elements(part.parameter) as u32;
+                let mine = elements(part.input) as u32;
+                assert_eq!(mine, (whole / 2).div_ceil(dp), "{name}");
+            }
+            peak
+        };
+        assert!(own(8) < own(2), "{name}");
+    }
 }
 
 #[test]

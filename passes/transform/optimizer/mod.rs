@@ -164,23 +164,11 @@ fn reads_others(options: &UpdateOptions) -> Option<&'static str> {
         }
         Some(Optimizer::AdamW {
             eight_bits: true, ..
-        }) => Some("the states of the optimizer are codes of whole blocks of a parameter"),
+        }) => Some(
+            "the states of the optimizer are codes of blocks of a parameter, and a share of it has other blocks",
+        ),
         _ if options.stochastic_rounding => Some("a parameter is rounded as a whole"),
         _ => None,
-    }
-}
-
-/// Returns the inputs that hold a rank's part of a parameter.
-///
-/// # Errors
-/// An optimizer whose update of an element reads others.
-fn parts(graph: &Graph, options: &UpdateOptions) -> Result<BTreeMap<ValueId, OwnPart>> {
-    let parts = own_parts(graph).into_iter();
-    let parts: BTreeMap<ValueId, OwnPart> = parts.map(|part| (part.input, part)).collect();
-    match reads_others(options).filter(|_| !parts.is_empty()) {
-        None => Ok(parts),
-        Some(why) => Err(fail(format!("{why}, so no rank can have a part of it"))
-            .help("leave tp out of --mesh, or choose another optimizer")),
     }
 }
 
@@ -277,8 +265,15 @@ pub fn add_updates(
         return Err(fail("the graph updates its parameters already".into())
             .help("leave --optimizer out: the updates that are there stay"));
     }
-    let parts = parts(graph, options)?;
+    let parts = own_parts(graph).into_iter();
+    let parts: BTreeMap<ValueId, OwnPart> = parts.map(|part| (part.input, part)).collect();
     let gradients = gradients(graph, &parts);
+    let mut of_parts = gradients.iter().filter_map(|(own, _)| parts.get(own));
+    if let (Some(why), Some(part)) = (reads_others(options), of_parts.next()) {
+        return Err(fail(format!("{why}, so no rank can have a part of it"))
+            .at(format!("`{}`", graph.value(part.parameter).name))
+            .help("leave tp out of --mesh, or choose another optimizer"));
+    }
     if gradients.is_empty() {
         return Err(fail("no output is the gradient of an initializer".into())
             .expected("<initializer>.grad"));
