@@ -59,9 +59,7 @@ impl Search<'_> {
         let (left, right) = operands.ok_or("an operand is missing")?;
         let made = graph.ty(right).dims.get(1 - summed.right.axis);
         let made = made.and_then(|d| d.as_const()).unwrap_or(0);
-        if summed.right.size() * LEAST_HIDDEN < made {
-            return Err("it has few hidden units beside what ranks would add up".into());
-        }
+        let has_few = summed.right.size() * LEAST_HIDDEN < made;
         let mut open = vec![(left, summed.left)];
         // The weights of the block beside that of the product.
         let mut columns = 0;
@@ -109,6 +107,9 @@ impl Search<'_> {
                 block.sizes.insert(id, sizes);
             }
             block.nodes.insert(id);
+        }
+        if has_few {
+            return Err("it has few hidden units beside what ranks would add up".into());
         }
         block.read_whole.extend(node.operand(2));
         let both = block

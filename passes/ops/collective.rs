@@ -36,6 +36,8 @@ pub const ROWS: &[&OpDef] = &[
     &OWN_SLICE,
     &OWN_PART,
     &SHARED,
+    &KEEP_SLICE,
+    &GATHER_KEPT,
 ];
 
 /// The group of ranks that train on different examples.
@@ -191,6 +193,13 @@ pub fn groups(graph: &Graph) -> Vec<(String, i64)> {
     let named = named.map(|n| (n.attrs.str(GROUP).to_string(), n.attrs.int(RANKS)));
     let all: std::collections::BTreeSet<_> = named.collect();
     all.into_iter().collect()
+}
+
+/// Returns the number of ranks that share the layers of a graph, if some do.
+pub fn tensor_parallel_ranks(graph: &Graph) -> Option<i64> {
+    let groups = groups(graph).into_iter();
+    let mut shared = groups.filter(|(name, ranks)| name == TENSOR_PARALLEL && *ranks > 1);
+    shared.next().map(|(_, ranks)| ranks)
 }
 
 /// Takes out what only differentiation needs: readers of a [`SHARED`] value read its operand.
@@ -396,9 +405,50 @@ pub static SHARED: OpDef = OpDef {
     ..row("Shared", OpClass::Layout, Effect::Pure)
 };
 
+/// The rank's own slice of a result that all ranks of the group have, kept in its place. The second result has no element: it has
+/// a first axis of size 0 before those of the operand, and tells [`GATHER_KEPT`] their sizes.
+pub static KEEP_SLICE: OpDef = OpDef {
+    ins: slots!["value"],
+    outs: slots!["slice", "form"],
+    infer: |cx| Ok(kept_types(cx.ty(0)?, ranks_of(cx)?)),
+    cost: free,
+    memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
+    ..row("KeepSlice", OpClass::Transfer, Effect::Pure)
+};
+
+/// The result of which each rank has kept its slice.
+pub static GATHER_KEPT: OpDef = OpDef {
+    ins: slots!["slice", "form"],
+    outs: slots!["value"],
+    infer: |cx| {
+        let (slice, form, ranks) = (cx.ty(0)?, cx.ty(1)?, ranks_of(cx)?);
+        let whole = Ty::new(form.dtype, form.dims.get(1..).unwrap_or_default());
+        let expected = &kept_types(&whole, ranks)[0];
+        match slice.dtype == form.dtype && may_be_same(&slice.dims, &expected.dims) {
+            true => Ok(vec![whole]),
+            false => Err(cx
+                .fail("type", "`slice` is not the slice of a rank")
+                .expected(expected.to_string())
+                .found(slice.to_string())),
+        }
+    },
+    cost: free,
+    ..row("GatherKept", OpClass::Transfer, Effect::Pure)
+};
+
+/// Returns the types of a rank's slice of a result, and of what has its form.
+pub fn kept_types(whole: &Ty, ranks: i64) -> Vec<Ty> {
+    let slice = whole.elements().ceil_div(&Dim::from(ranks.max(1)));
+    let form = std::iter::once(Dim::from(0)).chain(whole.dims.iter().cloned());
+    vec![
+        Ty::new(whole.dtype, [slice]),
+        Ty::new(whole.dtype, form.collect::<Vec<Dim>>()),
+    ]
+}
+
 /// Returns true for an op whose time is that of the link between ranks.
 pub fn is_exchange(op: &OpDef) -> bool {
-    op.class == OpClass::Exchange || op == &GATHER_SLICES
+    op.class == OpClass::Exchange || op == &GATHER_SLICES || op == &GATHER_KEPT
 }
 
 /// Returns how many bytes a rank receives from the others in a node, for values of so many bytes: all slices but its own,
@@ -407,7 +457,7 @@ pub fn received_bytes(node: &Node, bytes: &dyn Fn(ValueId) -> u64) -> u64 {
     if !is_exchange(node.op) {
         return 0;
     }
-    let whole_bytes = match node.op == &ALL_GATHER {
+    let whole_bytes = match node.op == &ALL_GATHER || node.op == &GATHER_KEPT {
         true => bytes(node.outs[0]),
         false => node.operands().map(bytes).max().unwrap_or(0),
     };
@@ -433,9 +483,14 @@ pub fn is_sharded(graph: &Graph, weight: ValueId) -> bool {
 /// Checks the number of ranks and that the operand can be summed.
 fn checked(cx: &InferCx) -> Result<()> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+    ranks_of(cx).map(drop)
+}
+
+/// Returns the number of ranks.
+fn ranks_of(cx: &InferCx) -> Result<i64> {
     let ranks = cx.attrs.int(RANKS);
     match (1..=i64::from(u16::MAX)).contains(&ranks) {
-        true => Ok(()),
+        true => Ok(ranks),
         false => Err(cx
             .fail("attribute", "there is no such number of ranks")
             .expected(format!("1 to {}", u16::MAX))

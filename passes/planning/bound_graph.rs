@@ -3,6 +3,7 @@
 use super::overrides::PolicyOverrides;
 use super::problem::GraphProblem;
 use super::resolve;
+use super::shared_values::keep_slices;
 use crate::analysis::attention;
 use crate::analysis::cores::cores;
 use crate::analysis::gradients;
@@ -50,6 +51,8 @@ pub struct PlanningOptions<'a> {
     pub times: Option<&'a Times>,
     /// The user's choices of layers and ops; they become the constraints of the input.
     pub overrides: &'a PolicyOverrides,
+    /// Whether results are moved to the ranks that share the layers.
+    pub keeps_slices: bool,
 }
 
 impl BoundGraph {
@@ -62,6 +65,7 @@ impl BoundGraph {
             device,
             times,
             overrides,
+            keeps_slices: keeps,
         } = options;
         let sizes = Sizes::new(graph, binding)?;
         let (memory, _) = memory_on(graph, &sizes, device)?;
@@ -74,6 +78,9 @@ impl BoundGraph {
             values,
             index_of,
         } = GraphProblem::new(graph, &sizes, &memory, device)?;
+        if keeps {
+            keep_slices(&mut problem, (graph, &sizes, &values), device)?;
+        }
         let mut warnings = Vec::new();
         if let Some(times) = times {
             times.check_dims(binding.iter())?;

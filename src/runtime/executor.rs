@@ -432,11 +432,11 @@ impl<'g> Program<'g> {
         };
         if let (true, Def::Init(constant)) = (is_sharded(self.graph, id), &self.graph.value(id).def)
         {
-            let parts = own_parts(self.graph).into_iter();
+            let mut parts = own_parts(self.graph).into_iter();
             let is_frozen = |part: OwnPart| {
                 part.parameter == id && !self.is_written(&self.graph.value(part.input).name)
             };
-            return match parts.map(is_frozen).any(|is_so| is_so) {
+            return match parts.any(is_frozen) {
                 true => convert::tensor(name, constant).map(Some),
                 false => Ok(None),
             };
