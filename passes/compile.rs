@@ -104,13 +104,6 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
     }
     if let Some(mesh) = &request.mesh {
         mesh.check()?;
-        if mesh.tp > 1 && request.lora.is_some() {
-            return Err(
-                Error::usage("mesh", "ranks do not share layers that get adapters")
-                    .found(format!("--mesh {mesh} and --lora"))
-                    .help("leave --lora or tp out"),
-            );
-        }
     }
     let usual = match (forward, request.fuse) {
         (true, true) => FROM_FORWARD,

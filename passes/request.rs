@@ -3,7 +3,8 @@
 use crate::analysis::Device;
 use crate::analysis::params::Selection;
 use crate::analysis::tied_weights::TieRequest;
-use crate::plan::request::PlanRequest;
+use crate::plan::plan::OffloadTarget;
+use crate::plan::request::{Goal, OffloadSet, PlanRequest};
 use crate::plan::times::Times;
 use crate::planning::bound_graph::PlanningOptions;
 use crate::planning::overrides::PolicyOverrides;
@@ -70,6 +71,13 @@ impl Request {
             times: self.times.as_ref(),
             overrides: &self.overrides,
             sequence,
+            keeps_slices: match &self.plan.goal {
+                Goal::Stored(plan) => plan.offload_to == OffloadTarget::Ranks,
+                _ => {
+                    let offload = &self.plan.offload;
+                    offload.set != OffloadSet::Nothing && offload.to == OffloadTarget::Ranks
+                }
+            },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Finds the blocks of a model that ranks can share, each rank with its part of the weights: tensor parallelism.
 //!
 //! A block ends at a product that sums over parts: the output projection of an attention, the last product of an MLP. What it
-//! reads is needed in parts, and so on backward ([`parted`]), through heads and hidden units, until parts of trained weights are
+//! reads is needed in parts, and so on backward ([`parted`]), through heads and hidden units, until parts of weights are
 //! reached. Their products read the whole input of the block. So every rank computes its heads or hidden units alone, and the
 //! block's result is the sum over ranks. The search uses the dataflow only, not names.
 //!
@@ -30,6 +30,10 @@ pub struct LayerParts {
     pub whole: Vec<(NodeId, String)>,
 }
 
+/// A block is taken only if this many times its hidden units are at least as many as what ranks add up for each token: otherwise
+/// the sum costs more than the parts save, as with a low-rank adapter alone.
+const LEAST_HIDDEN: i64 = 4;
+
 /// A block that ranks can share, as far as its own nodes say.
 #[derive(Default)]
 struct Block {
@@ -42,7 +46,7 @@ struct Block {
 
 struct Search<'a> {
     cx: PartCx<'a>,
-    is_trained: SecondaryMap<ValueId, bool>,
+    is_weight: SecondaryMap<ValueId, bool>,
     ranks: i64,
 }
 
@@ -54,6 +58,9 @@ impl Search<'_> {
         let mut block = Block::default();
         let operands = node.operand(0).zip(node.operand(1));
         let (left, right) = operands.ok_or("an operand is missing")?;
+        let made = graph.ty(right).dims.get(1 - summed.right.axis);
+        let made = made.and_then(|d| d.as_const()).unwrap_or(0);
+        let has_few = summed.right.size() * LEAST_HIDDEN < made;
         let mut open = vec![(left, summed.left)];
         // The weights of the block beside that of the product.
         let mut columns = 0;
@@ -101,6 +108,9 @@ impl Search<'_> {
                 block.sizes.insert(id, sizes);
             }
             block.nodes.insert(id);
+        }
+        if has_few {
+            return Err("it has few hidden units beside what ranks would add up".into());
         }
         block.read_whole.extend(node.operand(2));
         let both = block
@@ -167,11 +177,11 @@ impl Search<'_> {
         }
     }
 
-    /// Checks that a value that no node makes is a weight that is trained.
+    /// Checks that a value that no node makes is a weight, trained or frozen.
     fn leaf(&self, value: ValueId) -> std::result::Result<(), String> {
-        match (&self.cx.graph.value(value).def, self.is_trained[value]) {
+        match (&self.cx.graph.value(value).def, self.is_weight[value]) {
             (Def::Init(_), true) => Ok(()),
-            (Def::Init(_), false) => Err(self.of(value, "is not trained")),
+            (Def::Init(_), false) => Err(self.of(value, "is no weight")),
             _ => Err(self.of(value, "is an input, which every rank has whole")),
         }
     }
@@ -181,28 +191,30 @@ impl Search<'_> {
     }
 }
 
-/// Finds the blocks of a forward graph that `ranks` can share, with these trained parameters.
+/// Finds the blocks of a forward graph that `ranks` can share, with these weights. Where blocks exclude each other, the one with
+/// more elements in parts is taken.
 ///
 /// # Errors
 /// None but bugs: the graph is typed.
-pub fn layer_parts(graph: &Graph, trained: &[ValueId], ranks: u32) -> Result<LayerParts> {
+pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<LayerParts> {
     let contents = Contents::known(graph)?;
-    let mut is_trained = SecondaryMap::new(graph.value_bound(), false);
-    for id in trained {
-        is_trained[*id] = true;
+    let mut is_weight = SecondaryMap::new(graph.value_bound(), false);
+    for id in weights {
+        is_weight[*id] = true;
     }
     let search = Search {
         cx: PartCx {
             graph,
             contents: &contents,
         },
-        is_trained,
+        is_weight,
         ranks: ranks.into(),
     };
     let mut reasons: BTreeMap<NodeId, String> = BTreeMap::new();
     let mut blocks: BTreeMap<NodeId, Block> = BTreeMap::new();
     let mut found = LayerParts::default();
     let mut read_whole: BTreeSet<ValueId> = BTreeSet::new();
+    let mut candidates: Vec<(NodeId, Block)> = Vec::new();
     for id in graph.order() {
         let class = graph.node(*id).op.class;
         if !matches!(class, OpClass::Product | OpClass::BiasedProduct) {
@@ -212,26 +224,30 @@ pub fn layer_parts(graph: &Graph, trained: &[ValueId], ranks: u32) -> Result<Lay
             Some(summed) => search.block(*id, summed),
             None => Err("it is no product with a matrix".into()),
         };
-        let taken = block.and_then(|block| {
-            let is_other =
-                |(v, part): (&ValueId, &Part)| found.parts.get(v).is_some_and(|p| p != part);
-            let sums = block.nodes.iter().any(|n| blocks.contains_key(n));
-            let both = block.parts.keys().any(|v| read_whole.contains(v))
-                || block.read_whole.iter().any(|v| found.parts.contains_key(v));
-            match both || sums || found.nodes.contains(id) || block.parts.iter().any(is_other) {
-                true => Err("another block has its operands in another way".to_string()),
-                false => Ok(block),
-            }
-        });
-        match taken {
-            Ok(block) => {
-                found.parts.extend(block.parts.clone());
-                found.nodes.extend(&block.nodes);
-                read_whole.extend(&block.read_whole);
-                blocks.insert(*id, block);
-            }
+        match block {
+            Ok(block) => candidates.push((*id, block)),
             Err(why) => drop(reasons.insert(*id, why)),
         }
+    }
+    let elements = |v: &ValueId| match graph.value(*v).def {
+        Def::Init(_) => graph.ty(*v).elements().as_const().unwrap_or(0),
+        _ => 0,
+    };
+    candidates
+        .sort_by_key(|(_, block)| std::cmp::Reverse(block.parts.keys().map(elements).sum::<i64>()));
+    for (id, block) in candidates {
+        let is_other = |(v, part): (&ValueId, &Part)| found.parts.get(v).is_some_and(|p| p != part);
+        let sums = block.nodes.iter().any(|n| blocks.contains_key(n));
+        let both = block.parts.keys().any(|v| read_whole.contains(v))
+            || block.read_whole.iter().any(|v| found.parts.contains_key(v));
+        if both || sums || found.nodes.contains(&id) || block.parts.iter().any(is_other) {
+            reasons.insert(id, "another block has its operands in another way".into());
+            continue;
+        }
+        found.parts.extend(block.parts.clone());
+        found.nodes.extend(&block.nodes);
+        read_whole.extend(&block.read_whole);
+        blocks.insert(id, block);
     }
     // What reads a part must be in a block, until no block goes.
     loop {
@@ -276,13 +292,13 @@ pub fn layer_parts(graph: &Graph, trained: &[ValueId], ranks: u32) -> Result<Lay
     let whole = graph.order().iter().filter(|id| !is_shared(id));
     found.whole = whole
         .filter_map(|id| Some((*id, reasons.remove(id)?)))
-        .filter(|(id, _)| reads_weight(graph, &search.is_trained, *id))
+        .filter(|(id, _)| reads_weight(graph, &search.is_weight, *id))
         .collect();
     Ok(found)
 }
 
-/// Returns true for a product with a trained weight, perhaps transposed or cast.
-fn reads_weight(graph: &Graph, is_trained: &SecondaryMap<ValueId, bool>, id: NodeId) -> bool {
+/// Returns true for a product with a weight, perhaps transposed or cast.
+fn reads_weight(graph: &Graph, is_weight: &SecondaryMap<ValueId, bool>, id: NodeId) -> bool {
     let Some(mut value) = graph.node(id).operand(1) else {
         return false;
     };
@@ -292,7 +308,7 @@ fn reads_weight(graph: &Graph, is_trained: &SecondaryMap<ValueId, bool>, id: Nod
             _ => return false,
         }
     }
-    is_trained[value]
+    is_weight[value]
 }
 
 #[cfg(test)]
@@ -346,6 +362,30 @@ mod tests {
         let expected = [("qkv".to_string(), qkv), ("o".to_string(), Part::of(0, 8))];
         assert_eq!(named(&graph, &parts), expected);
         assert_eq!((parts.sums.len(), parts.whole.len()), (1, 0));
+    }
+
+    /// Of an adapter, B is in parts where its layer makes hidden units, and A where its layer reads them. Their rank is not shared.
+    #[test]
+    fn adapters_follow_the_parts_of_their_layer() {
+        let inits = "  init %up : f32[8, 32] = splat 0.5\n  init %down : f32[32, 8] = splat 0.5\n  \
+                     init %a1 : f32[8, 2] = splat 0.5\n  init %b1 : f32[2, 32] = splat 0.5\n  \
+                     init %a2 : f32[32, 2] = splat 0.5\n  init %b2 : f32[2, 8] = splat 0.5\n";
+        let nodes = "  %h = MatMul %x, %up\n  %s1 = MatMul %x, %a1\n  %d1 = MatMul %s1, %b1\n  \
+                     %h1 = Add %h, %d1\n  %i = Tanh %h1\n  %o = MatMul %i, %down\n  %s2 = MatMul %i, %a2\n  \
+                     %d2 = MatMul %s2, %b2\n  %y = Add %o, %d2\n";
+        let (graph, parts) = found(nodes, inits);
+        let expected = [("up", 1), ("down", 0), ("b1", 1), ("a2", 0)];
+        let expected = expected.map(|(name, axis)| (name.to_string(), Part::of(axis, 32)));
+        assert_eq!(named(&graph, &parts), expected);
+        assert_eq!(parts.sums.len(), 2);
+        let alone = "  %s1 = MatMul %x, %a1\n  %y = MatMul %s1, %b1\n";
+        let (_, parts) = found(alone, &inits[inits.find("  init %a1").unwrap()..]);
+        assert!(parts.parts.is_empty());
+        assert!(
+            parts.whole[1].1.contains("few hidden units"),
+            "{:?}",
+            parts.whole
+        );
     }
 
     /// In a chain of products every second one sums, and a norm over hidden units keeps its block whole.

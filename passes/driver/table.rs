@@ -212,7 +212,8 @@ static AUTODIFF: Pass = Pass {
             weigh_loss(graph, &mut cx.seeds, &mesh)?;
         }
         if mesh.tp > 1 {
-            let shared = share_layers(graph, &mut trained, mesh.tp)?;
+            let weights: Vec<ValueId> = cx.parameters.iter().map(|p| p.value).collect();
+            let shared = share_layers(graph, &weights, &mut trained, mesh.tp)?;
             cx.warnings.push(shared.note(mesh.tp));
         }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;

@@ -36,6 +36,8 @@ pub const ROWS: &[&OpDef] = &[
     &OWN_SLICE,
     &OWN_PART,
     &SHARED,
+    &KEEP_SLICE,
+    &GATHER_KEPT,
 ];
 
 /// The group of ranks that train on different examples.
@@ -53,6 +55,8 @@ pub const BUCKET: &str = "bucket";
 const AXIS: &str = "axis";
 /// Attribute: its pieces.
 const PIECES: &str = "pieces";
+/// Attribute of [`ALL_GATHER`]: the sizes of what is gathered, where that is a part of the parameter.
+pub const DIMS: &str = "dims";
 
 /// Returns the attributes of a collective.
 pub fn of_group(group: &str, ranks: u32) -> Attrs {
@@ -132,7 +136,7 @@ impl Part {
     }
 }
 
-/// A graph input that holds this rank's part of a parameter.
+/// A graph input that holds this rank's part of a parameter, or a slice of that part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnPart {
     /// The input.
@@ -145,6 +149,15 @@ pub struct OwnPart {
     pub group: String,
     /// How many ranks these are.
     pub ranks: i64,
+    /// How many ranks each keep a slice of the part; 1 where the input is the part.
+    pub slices: i64,
+}
+
+impl OwnPart {
+    /// Returns the type of the part.
+    pub fn ty(&self, graph: &Graph) -> Ty {
+        self.part.ty(graph.ty(self.parameter), self.ranks)
+    }
 }
 
 /// Returns the parts of parameters that a graph takes as inputs, in schedule order.
@@ -152,14 +165,21 @@ pub fn own_parts(graph: &Graph) -> Vec<OwnPart> {
     let nodes = graph.order().iter().map(|id| graph.node(*id));
     let own = nodes.filter(|node| node.op == &OWN_PART && node.recompute_of.is_none());
     let own = own.filter_map(|node| {
-        let (input, parameter) = (node.operand(0)?, node.operand(1)?);
+        let (own, parameter) = (node.operand(0)?, node.operand(1)?);
         let is_whole = matches!(graph.value(parameter).def, Def::Init(_));
+        let gather = graph.def_node(own).map(|id| graph.node(id));
+        let gather = gather.filter(|node| node.op == &ALL_GATHER);
+        let (input, slices) = match gather {
+            Some(gather) => (gather.operand(1)?, gather.attrs.int(RANKS)),
+            None => (own, 1),
+        };
         is_whole.then(|| OwnPart {
             input,
             parameter,
             part: part_of(&node.attrs),
             group: node.attrs.str(GROUP).into(),
             ranks: node.attrs.int(RANKS),
+            slices,
         })
     });
     own.collect()
@@ -173,6 +193,13 @@ pub fn groups(graph: &Graph) -> Vec<(String, i64)> {
     let named = named.map(|n| (n.attrs.str(GROUP).to_string(), n.attrs.int(RANKS)));
     let all: std::collections::BTreeSet<_> = named.collect();
     all.into_iter().collect()
+}
+
+/// Returns the number of ranks that share the layers of a graph, if some do.
+pub fn tensor_parallel_ranks(graph: &Graph) -> Option<i64> {
+    let groups = groups(graph).into_iter();
+    let mut shared = groups.filter(|(name, ranks)| name == TENSOR_PARALLEL && *ranks > 1);
+    shared.next().map(|(_, ranks)| ranks)
 }
 
 /// Takes out what only differentiation needs: readers of a [`SHARED`] value read its operand.
@@ -295,18 +322,25 @@ pub static GATHER_SLICES: OpDef = OpDef {
     infer: |cx| {
         let (whole, slice) = (cx.ty(0)?.dtype, cx.ty(1)?.dtype);
         let is_alike = slice.is_float() && compute_type(slice) == compute_type(whole);
-        of_slice(cx, is_alike)
+        of_slice(cx, cx.ty(0)?, is_alike)
     },
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row("GatherSlices", OpClass::Update, Effect::Collective)
 };
 
-/// A parameter of which each rank keeps its slice. The first operand gives the type; its contents are read nowhere
-/// ([`reads_contents`]). It changes nothing on any rank, so a plan may repeat it.
+/// A parameter of which each rank keeps its slice, or the rank's part of one (`dims`). The first operand gives the type; its
+/// contents are read nowhere ([`reads_contents`]). It changes nothing on any rank, so a plan may repeat it.
 pub static ALL_GATHER: OpDef = OpDef {
+    attrs: &[OF_GROUP, OF_RANKS, AttrSpec::optional(DIMS, AttrKind::Ints)],
     ins: slots!["parameter", "slice"],
     outs: slots!["whole"],
-    infer: |cx| of_slice(cx, cx.ty(1)?.dtype == cx.ty(0)?.dtype),
+    infer: |cx| {
+        let mut whole = cx.ty(0)?.clone();
+        if let Some(dims) = cx.attrs.opt_ints(DIMS) {
+            whole.dims = dims.iter().map(|n| Dim::from(*n)).collect();
+        }
+        of_slice(cx, &whole, cx.ty(1)?.dtype == whole.dtype)
+    },
     cost: |cx| cx.per_largest_operand(1),
     ..row("AllGather", OpClass::Exchange, Effect::Pure)
 };
@@ -371,17 +405,62 @@ pub static SHARED: OpDef = OpDef {
     ..row("Shared", OpClass::Layout, Effect::Pure)
 };
 
-/// Returns true for an op whose time is that of the link between ranks.
-pub fn is_exchange(op: &OpDef) -> bool {
-    op.class == OpClass::Exchange || op == &GATHER_SLICES
+/// The rank's own slice of a result that all ranks of the group have, kept in its place. The second result has no element: it has
+/// a first axis of size 0 before those of the operand, and tells [`GATHER_KEPT`] their sizes.
+pub static KEEP_SLICE: OpDef = OpDef {
+    ins: slots!["value"],
+    outs: slots!["slice", "form"],
+    infer: |cx| Ok(kept_types(cx.ty(0)?, ranks_of(cx)?)),
+    cost: free,
+    memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
+    ..row("KeepSlice", OpClass::Transfer, Effect::Pure)
+};
+
+/// The result of which each rank has kept its slice.
+pub static GATHER_KEPT: OpDef = OpDef {
+    ins: slots!["slice", "form"],
+    outs: slots!["value"],
+    infer: |cx| {
+        let (slice, form, ranks) = (cx.ty(0)?, cx.ty(1)?, ranks_of(cx)?);
+        let whole = Ty::new(form.dtype, form.dims.get(1..).unwrap_or_default());
+        let expected = &kept_types(&whole, ranks)[0];
+        match slice.dtype == form.dtype && may_be_same(&slice.dims, &expected.dims) {
+            true => Ok(vec![whole]),
+            false => Err(cx
+                .fail("type", "`slice` is not the slice of a rank")
+                .expected(expected.to_string())
+                .found(slice.to_string())),
+        }
+    },
+    cost: free,
+    ..row("GatherKept", OpClass::Transfer, Effect::Pure)
+};
+
+/// Returns the types of a rank's slice of a result, and of what has its form.
+pub fn kept_types(whole: &Ty, ranks: i64) -> Vec<Ty> {
+    let slice = whole.elements().ceil_div(&Dim::from(ranks.max(1)));
+    let form = std::iter::once(Dim::from(0)).chain(whole.dims.iter().cloned());
+    vec![
+        Ty::new(whole.dtype, [slice]),
+        Ty::new(whole.dtype, form.collect::<Vec<Dim>>()),
+    ]
 }
 
-/// Returns how many bytes a rank receives from the others in a node, for a tensor of so many bytes: all slices but its own,
+/// Returns true for an op whose time is that of the link between ranks.
+pub fn is_exchange(op: &OpDef) -> bool {
+    op.class == OpClass::Exchange || op == &GATHER_SLICES || op == &GATHER_KEPT
+}
+
+/// Returns how many bytes a rank receives from the others in a node, for values of so many bytes: all slices but its own,
 /// twice for a sum that all ranks have afterwards.
-pub fn received_bytes(node: &Node, whole_bytes: u64) -> u64 {
+pub fn received_bytes(node: &Node, bytes: &dyn Fn(ValueId) -> u64) -> u64 {
     if !is_exchange(node.op) {
         return 0;
     }
+    let whole_bytes = match node.op == &ALL_GATHER || node.op == &GATHER_KEPT {
+        true => bytes(node.outs[0]),
+        false => node.operands().map(bytes).max().unwrap_or(0),
+    };
     let ranks = node.attrs.int(RANKS).unsigned_abs().max(1);
     let is_whole = node.op == &ALL_REDUCE || node.op == &START_ALL_REDUCE;
     (1 + u64::from(is_whole)) * (whole_bytes - whole_bytes / ranks)
@@ -404,9 +483,14 @@ pub fn is_sharded(graph: &Graph, weight: ValueId) -> bool {
 /// Checks the number of ranks and that the operand can be summed.
 fn checked(cx: &InferCx) -> Result<()> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+    ranks_of(cx).map(drop)
+}
+
+/// Returns the number of ranks.
+fn ranks_of(cx: &InferCx) -> Result<i64> {
     let ranks = cx.attrs.int(RANKS);
     match (1..=i64::from(u16::MAX)).contains(&ranks) {
-        true => Ok(()),
+        true => Ok(ranks),
         false => Err(cx
             .fail("attribute", "there is no such number of ranks")
             .expected(format!("1 to {}", u16::MAX))
@@ -419,10 +503,10 @@ fn slice_type(cx: &InferCx, of: &Ty) -> Result<Ty> {
     Ok(Ty::new(of.dtype, [of.elements().ceil_div(&ranks)]))
 }
 
-/// Checks that operand 1 has the size of a rank's slice of operand 0, and a type that fits. Returns the type of operand 0.
-fn of_slice(cx: &InferCx, is_alike: bool) -> Result<Vec<Ty>> {
+/// Checks that operand 1 has the size of a rank's slice of `whole`, and a type that fits. Returns the type of the whole.
+fn of_slice(cx: &InferCx, whole: &Ty, is_alike: bool) -> Result<Vec<Ty>> {
     checked(cx)?;
-    let (whole, slice) = (cx.ty(0)?, cx.ty(1)?);
+    let slice = cx.ty(1)?;
     let expected = slice_type(cx, whole)?;
     match is_alike && may_be_same(&slice.dims, &expected.dims) {
         true => Ok(vec![whole.clone()]),

@@ -22,6 +22,7 @@ impl Problem {
             values: self.values.clone(),
             outputs: self.outputs.iter().map(|v| roots[*v]).collect(),
             transfer: self.transfer,
+            slices: self.slices.clone(),
             is_bound: self.is_bound,
         };
         folded.outputs.sort_unstable();

@@ -10,6 +10,9 @@
 //! best of them, and the inputs of layers. It plans each quickly and keeps the cheapest. To move nothing is one of them, so
 //! `auto` is never predicted to be slower than `none`. The search ends where the bound says that little is left to gain.
 //!
+//! Where ranks share the layers, results that all of them have may be kept in slices instead (`ranks`). Then an `Offload` leaves a rank's
+//! slice here, and a `Fetch` gathers the others while nothing else runs.
+//!
 //! Transfers run beside other ops, so the cost of a plan is known only once they are placed ([`overlap`]). Plans are
 //! made twice, with transfers at their whole price and at none, and the better one is kept. The lower bound is proven at no
 //! price; for `auto` it also counts the time of the outgoing transfers before a moment and of the incoming ones after it.
@@ -22,9 +25,9 @@ use super::input::PlanInput;
 use super::objective::Objective;
 use super::on_device;
 use super::overlap::{self, Room};
-use super::plan::{Certificate, Plan};
+use super::plan::{Certificate, OffloadTarget, Plan};
 use super::problem::Problem;
-use super::request::{Goal, OffloadSet, PlanRequest};
+use super::request::{Goal, Offload, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
 use super::schedule::{evaluate, percent};
 use super::solve::bound::{CLASS, CLASS_MOVING, class};
@@ -45,7 +48,19 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
     if offload.set == OffloadSet::Nothing || matches!(request.goal, Goal::Stored(_)) {
         return on_device::plan(input, request);
     }
+    // Ranks exchange while nothing else runs.
+    let offload = Offload {
+        streams: offload.streams && offload.to != OffloadTarget::Ranks,
+        ..*offload
+    };
+    let request = &PlanRequest {
+        offload,
+        ..request.clone()
+    };
     let offloading = Offloading { input, request };
+    if offload.to == OffloadTarget::Ranks {
+        return offloading.sliced();
+    }
     match (offload.set, request.budget()) {
         (OffloadSet::Auto, Some(_)) if request.objective == Objective::Cost => offloading.chosen(),
         (OffloadSet::Auto, _) => Err(Error::usage(
@@ -99,6 +114,49 @@ impl Offloading<'_> {
                 && (offload.set != OffloadSet::LayerInputs || annotations.opens_layer[*op])
         };
         problem.ops.indices().filter(is_wanted).collect()
+    }
+
+    /// Plans with slices of results on the ranks that share the layers. A policy says what is kept, and that is kept in slices. With
+    /// a budget the planner chooses: what it takes back is gathered, at the price of the link, and all else stays whole.
+    fn sliced(&self) -> Result<Plan, Failure> {
+        let (input, mut request) = (self.input, self.request.clone());
+        if let Some(budget) = request.budget() {
+            // Both are planned for the same peak.
+            let peak_bytes = input.peak_bytes(budget)?;
+            request = request.with_budget(Budget::Bytes(input.shown(peak_bytes)));
+        }
+        let request = &request;
+        let settled = Offloading { input, request };
+        let mut candidates = self.candidates();
+        let rests = input.problem.rests();
+        candidates.retain(|op| rests[*op]);
+        let plain = on_device::plan(input, request);
+        let plan = match (request.budget(), plain) {
+            (Some(_), Ok(plain)) => match settled.moved(&candidates, None) {
+                Ok(found) if found.after.cost < plain.after.cost => found,
+                _ => plain,
+            },
+            (Some(_), Err(failure)) if failure.is_infeasible() => {
+                settled.moved(&candidates, None).map_err(|_| failure)?
+            }
+            (None, Ok(plain)) => {
+                let kept = plain.decisions.iter().filter(|d| d.kept).map(|d| d.op);
+                let kept: BTreeSet<OpIdx> = kept.collect();
+                candidates.retain(|op| kept.contains(op));
+                match candidates.is_empty() {
+                    true => plain,
+                    false => settled.moved(&candidates, Some(Constraint::Recompute))?,
+                }
+            }
+            (_, Err(failure)) => return Err(failure),
+        };
+        Ok(Plan {
+            offload_to: match plan.schedule.offloaded.is_empty() {
+                true => OffloadTarget::Host,
+                false => OffloadTarget::Ranks,
+            },
+            ..plan
+        })
     }
 
     fn check_room(&self, offloaded: &[OpIdx]) -> Result<()> {
@@ -375,7 +433,10 @@ impl Offloading<'_> {
                     };
                     let problem = &expanded.problem;
                     let base = evaluate(problem, &problem.given_order())?.cost;
-                    let is_proven = is_used && (!offload.streams || price == Price::Hidden);
+                    // The expanded problem prices a slice as a whole gather.
+                    let is_proven = is_used
+                        && (!offload.streams || price == Price::Hidden)
+                        && offload.to != OffloadTarget::Ranks;
                     let proves = is_proven.then_some(base);
                     return Ok(self.replanned(plan, &steps, proves)?);
                 }

@@ -18,6 +18,8 @@ pub enum OffloadTarget {
     Host,
     /// Files, also where the run is on a GPU.
     Disk,
+    /// The ranks that share the layers: each keeps a slice ([`Problem::slices`]).
+    Ranks,
 }
 
 impl OffloadTarget {

@@ -125,6 +125,10 @@ pub struct Problem {
     /// What moving bytes out of this memory or back costs; `None` where nothing can be moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<Transfer>,
+    /// The bytes of each value that stay here while it is moved, where ranks keep slices; 0 for a value that cannot be moved. Empty
+    /// where results leave this memory whole.
+    #[serde(skip)]
+    pub slices: ByValue<u64>,
     /// Whether bytes of values are upper bounds, for data decides some sizes.
     #[serde(skip)]
     pub is_bound: bool,
@@ -432,6 +436,8 @@ impl Problem {
     pub fn cost(&self, step: Step) -> f64 {
         match step {
             Step::Run(op) => self.ops[op].cost,
+            // A rank has its slice already.
+            Step::Offload(_) if !self.slices.is_empty() => 0.0,
             Step::Offload(op) | Step::Fetch(op) => {
                 let bytes = self.result_bytes(op);
                 self.transfer.map_or(0.0, |transfer| transfer.cost(bytes))
@@ -440,8 +446,17 @@ impl Problem {
         }
     }
 
+    /// Returns the bytes that stay here of the results of an op while they are moved.
+    pub fn slice_bytes(&self, op: OpIdx) -> u64 {
+        let slices = self.ops[op]
+            .outs
+            .iter()
+            .filter_map(|v| self.slices.get(v.0));
+        slices.sum()
+    }
+
     /// Returns whether the results of each op may be offloaded: storages of the forward pass that the op owns, all of them
-    /// read, none a graph output.
+    /// read, none a graph output. Where ranks keep slices, each of them has the results whole.
     pub fn movable(&self) -> ByOp<bool> {
         let mut is_read = self.by_value(false);
         for v in self.ops.iter().flat_map(|op| &op.ins) {
@@ -455,12 +470,39 @@ impl Problem {
         let moves = |v: &ValueIdx| {
             let value = &self.values[*v];
             let is_owned = value.kind == ValueKind::Activation && value.view_of.is_none();
-            is_owned && is_read[*v] && !is_output[*v]
+            let stays = self.slices.get(v.0) == Some(&0);
+            is_owned && is_read[*v] && !is_output[*v] && !stays
         };
         let movable = |op: &Op| {
             op.phase == OpPhase::Forward && !op.outs.is_empty() && op.outs.iter().all(&moves)
         };
         self.ops.iter().map(movable).collect()
+    }
+
+    /// Returns whether the results of each op rest between the passes: after their last reader in the forward pass and before their
+    /// first in the backward pass, ops make as many bytes as they have. Others, as scores before their loss, are read again at once.
+    pub fn rests(&self) -> ByOp<bool> {
+        let roots = self.roots();
+        let mut last = self.by_value(0);
+        let mut first = self.by_value(usize::MAX);
+        let mut made = vec![0u64];
+        for (o, op) in self.ops.enumerated() {
+            made.push(made[o.0] + self.result_bytes(o));
+            for v in op.ins.iter().map(|v| roots[*v]) {
+                match op.phase {
+                    OpPhase::Forward => last[v] = o.0,
+                    OpPhase::Backward => first[v] = first[v].min(o.0),
+                }
+            }
+        }
+        let rests = |o: OpIdx| {
+            let outs = &self.ops[o].outs;
+            let from = outs.iter().map(|v| last[*v]).max().unwrap_or(0).max(o.0) + 1;
+            let to = outs.iter().map(|v| first[*v]).min();
+            let to = to.filter(|at| (from..made.len()).contains(at));
+            to.is_some_and(|to| made[to] - made[from] >= self.result_bytes(o))
+        };
+        self.ops.indices().map(rests).collect()
     }
 
     /// Checks that the results of these ops can be offloaded.
@@ -539,6 +581,7 @@ impl Problem {
             values,
             outputs: self.outputs.clone(),
             transfer: self.transfer,
+            slices: self.slices.clone(),
             is_bound: self.is_bound,
         }
     }

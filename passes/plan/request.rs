@@ -138,11 +138,12 @@ impl Default for Offload {
 }
 
 /// The words of `--offload`.
-const OFFLOAD_WORDS: [(&str, OffloadSet, OffloadTarget); 5] = [
+const OFFLOAD_WORDS: [(&str, OffloadSet, OffloadTarget); 6] = [
     ("none", OffloadSet::Nothing, OffloadTarget::Host),
     ("auto", OffloadSet::Auto, OffloadTarget::Host),
     ("cpu", OffloadSet::All, OffloadTarget::Host),
     ("disk", OffloadSet::All, OffloadTarget::Disk),
+    ("ranks", OffloadSet::All, OffloadTarget::Ranks),
     ("block-inputs", OffloadSet::LayerInputs, OffloadTarget::Host),
 ];
 
@@ -155,7 +156,7 @@ impl Offload {
         let found = OFFLOAD_WORDS.iter().find(|(word, ..)| *word == text);
         found.map(|(_, set, to)| (*set, *to)).ok_or_else(|| {
             Error::usage("offload", format!("values cannot be offloaded to `{text}`"))
-                .expected("none, auto, cpu, disk or block-inputs")
+                .expected("none, auto, cpu, disk, ranks or block-inputs")
         })
     }
 }

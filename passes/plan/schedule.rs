@@ -6,7 +6,8 @@
 //! written over an operand that is read there for the last time. A result that is written over a static value takes none at
 //! all, unless that value is read later or is an output: then it takes as many bytes as that value.
 //!
-//! Offloaded results are alive until their `Release`, and again from each `Fetch` on. On problems without views, temporaries
+//! Offloaded results are alive until their `Release`, and again from each `Fetch` on. Where ranks keep slices of them, the slice
+//! is alive from the `Offload` to the last `Fetch`. On problems without views, temporaries
 //! and results written over operands, the planner benches give the same numbers.
 
 use super::index::{ByValue, ValueIdx};
@@ -133,6 +134,8 @@ impl Timeline {
         let mut current: ByValue<Option<usize>> = problem.by_value(None);
         let mut runs = problem.by_op(0u32);
         let mut has_left = problem.by_op(false);
+        // The slice of the results of an op that stays here.
+        let mut slices = problem.by_op(None);
         for (v, value) in values.enumerated() {
             match value.kind {
                 ValueKind::Static if value.producer.is_none() => current[v] = Some(STATIC),
@@ -193,6 +196,23 @@ impl Timeline {
                     Some(STATIC) => {}
                     Some(i) => instances[i].last = Some(at),
                 }
+            }
+            match (step, problem.slice_bytes(o), op.outs.first()) {
+                (Step::Offload(_), bytes, Some(v)) if bytes > 0 => {
+                    slices[o] = Some(instances.len());
+                    instances.push(Instance {
+                        value: *v,
+                        bytes,
+                        born: at,
+                        last: Some(at),
+                    });
+                }
+                (Step::Fetch(_), ..) => {
+                    if let Some(slice) = slices[o] {
+                        instances[slice].last = Some(at);
+                    }
+                }
+                _ => {}
             }
             let written: &[ValueIdx] = match step {
                 Step::Run(_) => &op.in_place_operands,

@@ -3,6 +3,7 @@
 use super::overrides::PolicyOverrides;
 use super::problem::GraphProblem;
 use super::resolve;
+use super::shared_values::keep_slices;
 use crate::analysis::attention;
 use crate::analysis::cores::cores;
 use crate::analysis::gradients;
@@ -13,7 +14,7 @@ use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::compared_scores;
-use crate::ops::collective::ALL_GATHER;
+use crate::ops::collective::{ALL_GATHER, OWN_PART};
 use crate::plan::annotations::{OpAnnotations, OpRole};
 use crate::plan::index::{ByOp, ByValue, ValueIdx};
 use crate::plan::input::PlanInput;
@@ -53,6 +54,8 @@ pub struct PlanningOptions<'a> {
     pub overrides: &'a PolicyOverrides,
     /// How the sequence was cut; `None` where it is whole.
     pub sequence: Option<&'a Chunked>,
+    /// Whether results are moved to the ranks that share the layers.
+    pub keeps_slices: bool,
 }
 
 impl BoundGraph {
@@ -66,6 +69,7 @@ impl BoundGraph {
             times,
             overrides,
             sequence,
+            keeps_slices: keeps,
         } = options;
         let sizes = Sizes::new(graph, binding)?;
         let (memory, _) = memory_on(graph, &sizes, device)?;
@@ -82,6 +86,9 @@ impl BoundGraph {
             values,
             index_of,
         } = GraphProblem::new(graph, &sizes, &memory, device)?;
+        if keeps {
+            keep_slices(&mut problem, (graph, &sizes, &values), device)?;
+        }
         let mut warnings = Vec::new();
         if let Some(times) = times {
             times.check_dims(binding.iter())?;
@@ -136,6 +143,10 @@ fn place_gathers(graph: &Graph, layers: &mut Layers) {
         let node = graph.node(*id);
         if node.op == &ALL_GATHER {
             layers.of[*id] = later[node.outs[0]];
+        }
+        if let (true, Some(own)) = (node.op == &OWN_PART, node.operand(0)) {
+            later[own] = later[node.outs[0]];
+            continue;
         }
         for value in node.operands() {
             later[value] = layers.of[*id];

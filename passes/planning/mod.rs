@@ -8,6 +8,7 @@ pub mod chunk_search;
 pub mod overrides;
 pub mod problem;
 pub mod resolve;
+pub mod shared_values;
 
 pub use bound_graph::BoundGraph;
 pub use overrides::PolicyOverrides;

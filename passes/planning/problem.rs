@@ -83,8 +83,7 @@ impl GraphProblem {
                     .map(|v| index(&v));
             }
             let cost = costs.of(*id);
-            let largest = node.operands().map(|v| sizes.of(v).bytes()).max();
-            let link_bytes = received_bytes(node, largest.unwrap_or(0));
+            let link_bytes = received_bytes(node, &|v| sizes.of(v).bytes());
             problem.ops.push(Op {
                 name: node.name.clone(),
                 kind: node.op.name.into(),

@@ -112,6 +112,8 @@ const GENERAL: &[Recipe] = recipes! {
     OwnSlice 1 (Real(M23));
     OwnPart 1 (Real(M23), Real(M23)) with [("axis", I(1)), ("pieces", L(&[1, 2]))];
     Shared 1 (Real(M23));
+    KeepSlice 2 (Real(M23));
+    GatherKept 1 (Real(&[6]), Real(&[0, 2, 3]));
     GatherSlices 1 (Real(M23), Real(&[6]));
     Add 1 (Real(M23), Real(V3));
     Add 1 (Real(C234), Real(&[3, 1]));

@@ -118,13 +118,16 @@ impl Mesh {
     /// Checks that a mesh can be built.
     ///
     /// # Errors
-    /// Ranks that have parts of the layers and slices as well.
+    /// Slices to keep, and no other rank that has the same part of the layers.
     pub fn check(&self) -> Result<()> {
-        match self.tp > 1 && self.shard != Shard::None {
+        match self.tp > 1 && self.dp == 1 && self.shard != Shard::None {
             false => Ok(()),
-            true => Err(fail("ranks that have parts of the layers keep no slices")
-                .found(format!("--mesh {self} and --shard {}", self.shard))
-                .help("leave --shard or tp out")),
+            true => Err(fail(
+                "each part of the layers is on one rank, so there is none to share its slices with",
+            )
+            .expected("--mesh dp=M,tp=N")
+            .found(format!("--mesh {self} and --shard {}", self.shard))
+            .help("leave --shard out, or add dp to --mesh")),
         }
     }
 }

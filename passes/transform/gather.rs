@@ -1,4 +1,5 @@
-//! Keeps a slice of each updated parameter on a rank, and gathers the whole before it is read.
+//! Keeps a slice of each updated parameter on a rank, and gathers the whole before it is read. Where ranks have parts of
+//! parameters, slices are those of the rank's part, and the part is gathered.
 //!
 //! In and out: `Training`, after updates that take slices ([`Shard::Grads`](super::collectives::Shard)). A rank's slice is the
 //! input `<parameter>.shard`, which an update overwrites. The parameter stays in the graph: it names the weight, gives the type,
@@ -7,13 +8,16 @@
 //! say. Parameters that are not updated stay whole.
 
 use super::optimizer::{SHARD, UPDATED};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Graph, NodeId, Role, SecondaryMap, ValueId};
-use crate::ops::collective::{ALL_GATHER, GATHER_SLICES, OWN_PART, OWN_SLICE};
+use crate::ops::collective::{
+    ALL_GATHER, DIMS, GATHER_SLICES, OWN_PART, OWN_SLICE, OwnPart, own_parts,
+};
 use crate::ops::optimizer::REPLACE;
 use crate::ops::{Builder, EmitExt};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// Shards the parameters whose slices are updated. Returns whether there is one.
 ///
@@ -30,24 +34,38 @@ pub fn shard_parameters(graph: &mut Graph) -> Result<bool> {
     );
     // By parameter that is read: the node that gathers it.
     let mut gathers = SecondaryMap::new(b.graph.value_bound(), None);
+    let parts = own_parts(b.graph).into_iter();
+    let parts: BTreeMap<ValueId, OwnPart> = parts.map(|part| (part.input, part)).collect();
     for id in &old {
         let node = b.graph.node(*id);
-        let (Some(parameter), Some(slice)) = (node.operand(0), node.operand(1)) else {
+        let (Some(updates), Some(slice)) = (node.operand(0), node.operand(1)) else {
             continue;
         };
-        if node.op != &GATHER_SLICES || b.graph.value(parameter).tensor().is_none() {
+        let part = parts.get(&updates);
+        let is_held = b.graph.value(updates).tensor().is_some() || part.is_some();
+        if node.op != &GATHER_SLICES || !is_held {
             continue;
         }
+        let parameter = part.map_or(updates, |part| part.parameter);
         let (name, updated) = (b.graph.value(parameter).name.clone(), node.outs[0]);
-        let (attrs, loc) = (node.attrs.clone(), node.loc.clone());
+        let (mut attrs, loc) = (node.attrs.clone(), node.loc.clone());
         let mut ty = b.ty(slice).clone();
         ty.dtype = b.ty(parameter).dtype;
-        let shard = b.graph.add_input(&format!("{name}{SHARD}"), Some(ty));
+        let readers: Vec<_> = b.graph.value(updates).uses().to_vec();
+        let shard = match part {
+            None => b.graph.add_input(&format!("{name}{SHARD}"), Some(ty)),
+            Some(part) => {
+                let dims = part.ty(b.graph).static_dims();
+                let dims = dims.ok_or_else(|| Error::bug("gather", "a part has no size"))?;
+                attrs = attrs.with(DIMS, dims);
+                b.graph.set_type(updates, ty);
+                updates
+            }
+        };
         (b.prefix, b.role, b.loc) = (name.clone(), Role::Forward, loc);
         let whole = b.emit(&ALL_GATHER, &[parameter, shard], attrs)?;
         b.graph.rename_value(whole, &format!("{name}.whole"));
         gathers[parameter] = b.graph.def_node(whole);
-        let readers: Vec<_> = b.graph.value(parameter).uses().to_vec();
         for reader in readers {
             let (op, outs) = (
                 b.graph.node(reader.node).op,
@@ -115,13 +133,18 @@ pub fn with_own_parameters(graph: &Graph) -> Cow<'_, Graph> {
     own
 }
 
-/// Returns the graph as it would be with whole parameters where each rank keeps a slice. Nothing reads an `AllGather` in it.
+/// Returns the graph as it would be with whole parameters, or parts of them, where each rank keeps a slice. Nothing reads an
+/// `AllGather` in it.
 pub fn with_whole_parameters(graph: &Graph) -> Cow<'_, Graph> {
     let mut whole = Cow::Borrowed(graph);
     for (id, node) in graph.nodes().filter(|(_, node)| node.op == &ALL_GATHER) {
-        if let Some(parameter) = node.operand(0) {
+        if let (Some(parameter), Some(shard)) = (node.operand(0), node.operand(1)) {
             let whole = whole.to_mut();
-            whole.replace_uses(node.outs[0], parameter);
+            let is_part = node.attrs.opt_ints(DIMS).is_some();
+            if is_part {
+                whole.set_type(shard, graph.ty(node.outs[0]).clone());
+            }
+            whole.replace_uses(node.outs[0], if is_part { shard } else { parameter });
             // It is no part of the model.
             whole.set_role(id, Role::Backward);
         }

@@ -3,7 +3,8 @@
 //!
 //! In: `Training`. Out: `Rewritten`. Nothing but `order`, operands and metadata changes; every original stays, so the
 //! plan can be taken back by [`strip_plan`]. Offloaded results leave the device right after their op
-//! (`Offload`), are held until they are outside (`Release`) and come back where the schedule says (`Fetch`). The memory of the result is what the plan's score says, byte for byte,
+//! (`Offload`), are held until they are outside (`Release`) and come back where the schedule says (`Fetch`). Where ranks keep slices
+//! of them, `KeepSlice` and `GatherKept` do that. The memory of the result is what the plan's score says, byte for byte,
 //! because `evaluate` and the memory analysis follow the same rules.
 //!
 //! Every node gets the metadata that a reader of the written file wants: `ckpt.role`, and where they apply `ckpt.of`,
@@ -13,6 +14,9 @@
 use crate::error::{Error, Result};
 use crate::ir::edit::NewNode;
 use crate::ir::{Attr, Attrs, Graph, Node, NodeId, OpDef, Phase, Role, SecondaryMap, ValueId};
+use crate::ops::collective::{
+    GATHER_KEPT, KEEP_SLICE, TENSOR_PARALLEL, kept_types, of_group, tensor_parallel_ranks,
+};
 use crate::ops::transfer;
 use crate::plan::index::{ByOp, OpIdx};
 use crate::plan::input::PlanInput;
@@ -122,6 +126,8 @@ pub fn remat(
 struct Transfers {
     /// The value outside, by the result that it is of.
     outside: BTreeMap<ValueId, ValueId>,
+    /// This rank's slice of a result and what has its form, by the result.
+    slices: BTreeMap<ValueId, (ValueId, ValueId)>,
     made: usize,
 }
 
@@ -136,6 +142,12 @@ impl Transfers {
         order: &mut Vec<NodeId>,
     ) {
         for value in graph.node(original).outs.clone() {
+            if to == OffloadTarget::Ranks {
+                let id = self.share(graph, original, value, current);
+                self.made += 1;
+                order.push(id);
+                continue;
+            }
             let place = format!("{}/{to}", graph.value(value).name, to = target_word(to));
             let there = format!("{}/fetch", graph.value(value).name);
             let id = match self.outside.get(&value) {
@@ -166,6 +178,54 @@ impl Transfers {
         }
     }
 
+    /// Keeps this rank's slice of a result, or gathers the slices of all ranks if it is kept.
+    fn share(
+        &mut self,
+        graph: &mut Graph,
+        original: NodeId,
+        value: ValueId,
+        current: &mut SecondaryMap<ValueId, Option<ValueId>>,
+    ) -> NodeId {
+        let ranks = tensor_parallel_ranks(graph).unwrap_or(1);
+        let attrs = of_group(TENSOR_PARALLEL, ranks as u32);
+        let whole = graph.ty(value).clone();
+        let name = graph.value(value).name.clone();
+        let node = graph.node(original);
+        let of = |op: &'static OpDef| format!("{}/{}", node.name, op.name.to_lowercase());
+        let loc = node.loc.clone();
+        match self.slices.get(&value) {
+            None => {
+                let ends = ["slice", "form"].map(|end| format!("{name}/{end}"));
+                let types = kept_types(&whole, ranks).into_iter().map(Some);
+                let id = graph.add_node(NewNode {
+                    op: &KEEP_SLICE,
+                    name: &of(&KEEP_SLICE),
+                    attrs,
+                    ins: vec![Some(value)],
+                    outs: ends.into_iter().zip(types).collect(),
+                    loc,
+                    role: node.role,
+                });
+                let outs = &graph.node(id).outs;
+                self.slices.insert(value, (outs[0], outs[1]));
+                id
+            }
+            Some((slice, form)) => {
+                let id = graph.add_node(NewNode {
+                    op: &GATHER_KEPT,
+                    name: &of(&GATHER_KEPT),
+                    attrs,
+                    ins: vec![Some(*slice), Some(*form)],
+                    outs: vec![(format!("{name}/gathered"), Some(whole))],
+                    loc,
+                    role: Role::Backward,
+                });
+                current[value] = Some(graph.node(id).outs[0]);
+                id
+            }
+        }
+    }
+
     /// Frees the results of `original` on the device once they have left it.
     fn release(&mut self, graph: &mut Graph, original: NodeId, order: &mut Vec<NodeId>) {
         for value in graph.node(original).outs.clone() {
@@ -192,6 +252,7 @@ fn target_word(target: OffloadTarget) -> &'static str {
     match target {
         OffloadTarget::Host => transfer::TO_HOST,
         OffloadTarget::Disk => transfer::TO_DISK,
+        OffloadTarget::Ranks => TENSOR_PARALLEL,
     }
 }
 
@@ -316,9 +377,9 @@ pub fn reason_in(text: &str, is_kept: bool) -> &str {
 /// Returns what `ckpt.role` says of a node.
 pub fn role_word(node: &Node) -> &'static str {
     match (node.recompute_of, node.role) {
-        _ if node.op == &transfer::OFFLOAD => "offload",
+        _ if node.op == &transfer::OFFLOAD || node.op == &KEEP_SLICE => "offload",
         _ if node.op == &transfer::RELEASE => "release",
-        _ if node.op == &transfer::FETCH => "fetch",
+        _ if node.op == &transfer::FETCH || node.op == &GATHER_KEPT => "fetch",
         (Some(_), _) => "recompute",
         _ if node.op.is_update() => "update",
         (None, Role::Forward) => "forward",

@@ -2,7 +2,8 @@
 //! model (Shoeybi et al. 2019, Megatron-LM, arXiv 1909.08053).
 //!
 //! In and out: `Typed`, before differentiation. [`layer_parts`] says what ranks can share. A rank's part of a weight is the input
-//! `<parameter>.shard`, which an update overwrites; the initializer stays as name and type, and as what the part begins as. Nodes
+//! `<parameter>.shard`, which an update overwrites if it is trained; the initializer stays as name and type, and as what the part
+//! begins as. Nodes
 //! of a block stay as they are and get smaller types. Their result is summed by an `AllReduce`, and what they read whole goes
 //! through `Shared`. Autodiff derives the rest: gradients of parts are local, and gradients of what was shared are summed
 //! before they leave the block.
@@ -61,16 +62,18 @@ struct Places {
     after: BTreeMap<NodeId, Vec<NodeId>>,
 }
 
-/// Has `ranks` share what they can of a forward graph. In `trained`, the part of a weight takes the place of the weight.
+/// Has `ranks` share what they can of a forward graph with these weights. In `trained`, those of them that are trained, the part
+/// of a weight takes the place of the weight.
 ///
 /// # Errors
 /// No block that can be shared.
 pub fn share_layers(
     graph: &mut Graph,
+    weights: &[ValueId],
     trained: &mut [ValueId],
     ranks: u32,
 ) -> Result<SharedLayers> {
-    let found = layer_parts(graph, trained, ranks)?;
+    let found = layer_parts(graph, weights, ranks)?;
     let reason = |(id, why): &(NodeId, String)| format!("{}, because {why}", graph.describe(*id));
     let mut done = SharedLayers {
         blocks: found.sums.len(),

@@ -8,7 +8,7 @@ use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::plan::on_device::{frontier, policies, policies_left_out};
 use ckpt_passes::plan::{
     Basis, Goal, Objective, Offload, OffloadSet, Plan, PlanOutcome, PlanRequest, Policy, Score,
-    Trial, offload,
+    Step, Trial, offload,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -50,6 +50,8 @@ pub struct PlanReport {
     pub plan_seconds: f64,
     /// The number of ops whose results are offloaded.
     pub offloaded: usize,
+    /// What a rank keeps of these results, in bytes, where ranks that share the layers keep slices of them; 0 otherwise.
+    pub slice_bytes: u64,
     /// The chunk counts that the planner tried, where they were left to it.
     pub parts_tried: Vec<Trial>,
     /// The number of recompute subgraphs.
@@ -87,12 +89,25 @@ impl PlanReport {
             smallest_feasible_bytes: outcome.min_peak_bytes.map(|b| step.shown(b)),
             plan_seconds: outcome.seconds,
             offloaded: plan.schedule.offloaded.len(),
+            slice_bytes: slice_bytes(step, plan),
             parts_tried: trials::list(step.input.chunks.tried.as_ref()),
             segments: plan.segments.len(),
             blocks: step.input.annotations.layers,
             kv_sharing: step.kv_sharing.clone(),
             dims: step.dims.clone(),
             assumed_dims: step.assumed_dims.clone(),
+        }
+    }
+
+    /// Returns the line about results of which ranks keep slices; empty where they keep none.
+    pub fn slices_line(&self) -> String {
+        match self.slice_bytes {
+            0 => String::new(),
+            kept => format!(
+                "  keeps a slice of the results of {} ops: {} on each rank, gathered before they are read again\n",
+                self.offloaded,
+                bytes(kept)
+            ),
         }
     }
 
@@ -106,6 +121,12 @@ impl PlanReport {
                 )
             })
     }
+}
+
+/// Returns what a rank keeps of the results that are moved to other ranks.
+fn slice_bytes(step: &TrainingStep, plan: &Plan) -> u64 {
+    let moved = plan.schedule.offloaded.iter();
+    moved.map(|op| step.input.problem.slice_bytes(*op)).sum()
 }
 
 /// What `plan` prints.
@@ -194,7 +215,18 @@ impl Report {
         let (before, after) = (&plan.before, &plan.after);
         let peak_at = after.at_step.and_then(|at| plan.schedule.steps.get(at));
         let runs = plan.runs().map(|o| &input.problem.ops[o]);
-        let exchanges: Vec<_> = runs.filter(|op| op.link_bytes > 0).collect();
+        let mut exchanges: Vec<(u64, f64)> = runs
+            .filter(|op| op.link_bytes > 0)
+            .map(|op| (op.link_bytes, op.cost))
+            .collect();
+        let problem = &input.problem;
+        let steps = plan.schedule.steps.iter();
+        let fetches = steps.filter(|step| matches!(step, Step::Fetch(_)));
+        exchanges.extend(fetches.filter_map(|step| {
+            let own = problem.slice_bytes(step.op());
+            let others = problem.result_bytes(step.op()).saturating_sub(own);
+            (own > 0).then(|| (others, problem.cost(*step)))
+        }));
         Report {
             plan: PlanReport::new(step, outcome, objective),
             objective: objective.word(),
@@ -204,8 +236,8 @@ impl Report {
             cost_before: before.cost,
             cost_after: after.cost,
             traffic_after_bytes: after.traffic_bytes,
-            link_bytes: exchanges.iter().map(|op| op.link_bytes).sum(),
-            link_cost: exchanges.iter().map(|op| op.cost).sum(),
+            link_bytes: exchanges.iter().map(|(bytes, _)| bytes).sum(),
+            link_cost: exchanges.iter().map(|(_, cost)| cost).sum(),
             cost_overhead_pct: after.overhead_pct(before),
             flops_overhead_pct: after.flops_overhead_pct(before),
             traffic_overhead_pct: after.traffic_overhead_pct(before),
@@ -271,6 +303,7 @@ impl Report {
             self.plan.segments,
             self.traffic_overhead_pct
         );
+        out.push_str(&self.plan.slices_line());
         if self.link_bytes > 0 {
             let _ = writeln!(
                 out,

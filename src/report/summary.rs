@@ -258,7 +258,8 @@ impl Summary {
         if let Some(line) = self.attention.line() {
             let _ = writeln!(out, "  {line}");
         }
-        if self.plan.offloaded > 0 {
+        out.push_str(&self.plan.slices_line());
+        if self.plan.offloaded > 0 && self.plan.slice_bytes == 0 {
             let _ = writeln!(
                 out,
                 "  offloads the results of {} ops: at most {} outside at once",

@@ -6,11 +6,12 @@ use crate::planning::step::TrainingStep;
 use crate::provenance::keys;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::{Graph, NodeId, SecondaryMap};
-use ckpt_passes::ops::transfer;
+use ckpt_passes::ops::{collective::KEEP_SLICE, transfer};
 use ckpt_passes::plan::on_device::is_price;
 use ckpt_passes::plan::plan::made_again;
 use ckpt_passes::plan::steps::settled;
-use ckpt_passes::plan::{OpIdx, Plan, PlanOutcome, Step};
+use ckpt_passes::plan::{OffloadSet, OffloadTarget, OpIdx, Plan, PlanOutcome, Step};
+use ckpt_passes::planning::shared_values::has_slices;
 use ckpt_passes::transform::infer::infer;
 use ckpt_passes::transform::joint::joint;
 use ckpt_passes::transform::remat::{reason_in, strip_plan};
@@ -45,15 +46,20 @@ pub fn read(graph: &mut Graph, request: &Request) -> Result<(TrainingStep, PlanO
             return bug("a transfer moves a value that no node computes");
         };
         let step = match () {
-            _ if node.op == &transfer::OFFLOAD => Step::Offload,
+            _ if node.op == &transfer::OFFLOAD || node.op == &KEEP_SLICE => Step::Offload,
             _ if node.op == &transfer::RELEASE => Step::Release,
             _ => Step::Fetch,
         };
         steps.push((maker, step));
     }
+    let mut request = request.clone();
+    if has_slices(graph) {
+        (request.plan.offload.set, request.plan.offload.to) =
+            (OffloadSet::All, OffloadTarget::Ranks);
+    }
     let mut training = graph.clone();
     strip_plan(&mut training);
-    let training_step = TrainingStep::of_training(&training, request, None)?;
+    let training_step = TrainingStep::of_training(&training, &request, None)?;
     let problem = &training_step.input.problem;
     let mut op_of: SecondaryMap<NodeId, Option<OpIdx>> =
         SecondaryMap::new(graph.node_bound(), None);

@@ -35,8 +35,10 @@ use ckpt_passes::analysis::sdpa::SdpaBackends;
 use ckpt_passes::error::Kind;
 use ckpt_passes::ir::op::{DeviceKind, Effect};
 use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant, Ty, ValueId};
-use ckpt_passes::ops::collective::{ALL_GATHER, GROUP, Part, RANKS, is_sharded, reads_contents};
-use ckpt_passes::transform::optimizer::parts_by_name;
+use ckpt_passes::ops::collective::{
+    DATA_PARALLEL, OwnPart, Part, is_sharded, own_parts, reads_contents,
+};
+use ckpt_passes::transform::optimizer::held_by_name;
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,10 +77,14 @@ pub(super) struct Shard {
     pub whole: String,
     /// Its size.
     pub dims: Vec<i64>,
-    /// The ranks that have the rest.
-    pub group: Group,
-    /// Which part it is; `None` for a slice.
-    pub part: Option<Part>,
+    /// Which part it is, and the ranks that have the others.
+    pub part: Option<(Group, Part)>,
+    /// The ranks that have the other slices, and the size of what they are slices of.
+    pub slices: Option<(Group, Vec<i64>)>,
+    /// Whether it is a state, not a parameter.
+    pub is_state: bool,
+    /// Whether no step changes it.
+    pub is_frozen: bool,
 }
 
 /// The outputs and measurements of a run.
@@ -374,38 +380,49 @@ impl<'g> Program<'g> {
         written.collect()
     }
 
-    /// Returns, by name, the slices of parameters and the parts of parameters and states that this rank holds. A checkpoint holds
-    /// these tensors whole.
+    /// Returns, by name, the slices and parts of parameters and states that this rank holds. A checkpoint holds these tensors
+    /// whole. Slices of states are left out where each rank writes its own.
     pub(super) fn shards(&self) -> BTreeMap<String, Shard> {
-        let nodes = self.graph.nodes().map(|(_, node)| node);
-        let gathers = nodes.filter(|node| node.op == &ALL_GATHER && node.recompute_of.is_none());
-        let found = gathers.filter_map(|node| {
-            let (parameter, shard) = (node.operand(0)?, node.operand(1)?);
-            let group = group(node.attrs.str(GROUP), node.attrs.int(RANKS)).ok()?;
-            let name = |id| self.graph.value(id).name.clone();
-            let dims = self.graph.ty(parameter).static_dims()?;
-            let shard_of = Shard {
-                whole: name(parameter),
-                dims,
-                group,
-                part: None,
+        let all = held_by_name(self.graph);
+        let has_parts = all.values().any(|held| held.part.is_some());
+        let shards = all.into_iter().filter_map(|(name, held)| {
+            let is_state = name == held.whole;
+            let is_frozen = !self.is_written(&name);
+            let is_whole = held.part.is_none() && (held.slices == 1 || (is_state && !has_parts));
+            let dims = self.graph.ty(held.parameter).static_dims()?;
+            let own = match &held.part {
+                Some(part) => part.ty(self.graph).static_dims()?,
+                None => dims.clone(),
             };
-            Some((name(shard), shard_of))
-        });
-        let parts = parts_by_name(self.graph).into_iter();
-        let parts = parts.filter_map(|(name, (whole, of))| {
+            let slices = match held.slices {
+                1 => None,
+                ranks => Some((group(DATA_PARALLEL, ranks).ok()?, own)),
+            };
+            let part = match held.part {
+                Some(of) => Some((group(&of.group, of.ranks).ok()?, of.part)),
+                None => None,
+            };
             let shard = Shard {
-                whole,
-                dims: self.graph.ty(of.parameter).static_dims()?,
-                group: group(&of.group, of.ranks).ok()?,
-                part: Some(of.part),
+                whole: held.whole,
+                dims,
+                part,
+                slices,
+                is_state,
+                is_frozen,
             };
-            Some((name, shard))
+            (!is_whole).then_some((name, shard))
         });
-        found.chain(parts).collect()
+        shards.collect()
     }
 
-    /// Returns the tensor of a weight or state, as it is between two runs.
+    /// Returns true for a parameter or state that a step overwrites.
+    fn is_written(&self, name: &str) -> bool {
+        let id = self.graph.find_value(name);
+        id.is_some_and(|id| self.values.borrow().train_state.is_written(slot(id)))
+    }
+
+    /// Returns the tensor of a weight or state, as it is between two runs. A parameter that no step changes is that of the model,
+    /// though this rank has a part of it.
     ///
     /// # Errors
     /// A weight whose file is absent.
@@ -413,8 +430,16 @@ impl<'g> Program<'g> {
         let Some(id) = self.graph.find_value(name) else {
             return Ok(None);
         };
-        if is_sharded(self.graph, id) {
-            return Ok(None);
+        if let (true, Def::Init(constant)) = (is_sharded(self.graph, id), &self.graph.value(id).def)
+        {
+            let mut parts = own_parts(self.graph).into_iter();
+            let is_frozen = |part: OwnPart| {
+                part.parameter == id && !self.is_written(&self.graph.value(part.input).name)
+            };
+            return match parts.any(is_frozen) {
+                true => convert::tensor(name, constant).map(Some),
+                false => Ok(None),
+            };
         }
         let slot = slot(id);
         let values = self.values.borrow();

@@ -165,7 +165,7 @@ impl<'g> Session<'g> {
         let mut gathered = BTreeMap::new();
         for part in own_parts(graph) {
             let name = &graph.value(part.input).name;
-            if let Some(own) = self.program.weight(name)? {
+            if let Some(own) = self.weight(name)? {
                 gathered.insert(name.clone(), own);
             }
         }
@@ -218,23 +218,29 @@ impl<'g> Session<'g> {
         }
     }
 
-    /// Gathers the parameters of which ranks keep slices, and with `parts` also the parameters and states of which they have
-    /// parts, with all ranks: until [`Session::let_go`], they are seen whole, and take as much memory.
+    /// Gathers the parameters, and the parts of parameters, of which ranks keep slices. With `whole` also the parameters and states
+    /// of which they have parts. Until [`Session::let_go`], they are seen so, and take as much memory.
     ///
     /// # Errors
     /// Another rank is gone or too late; no memory.
-    pub fn gather(&mut self, parts: bool) -> Result<()> {
+    pub fn gather(&mut self, whole: bool) -> Result<()> {
         for (name, shard) in self.program.shards() {
-            if shard.part.is_some() && !parts {
+            let is_needed = whole || (shard.slices.is_some() && !shard.is_state);
+            if shard.is_frozen || !is_needed {
                 continue;
             }
             let own = self.program.weight(&name)?;
-            let own = own.ok_or_else(|| Error::bug("run", format!("there is no `{name}`")))?;
-            let whole = match &shard.part {
-                Some(part) => whole_of(&shard.group, &own, &shard.dims, part)?,
-                None => gathered(&shard.group, &own, &shard.dims)?,
-            };
-            self.gathered.insert(shard.whole, whole);
+            let mut own = own.ok_or_else(|| Error::bug("run", format!("there is no `{name}`")))?;
+            if let Some((group, dims)) = &shard.slices {
+                own = gathered(group, &own, dims)?;
+            }
+            match &shard.part {
+                Some((group, part)) if whole => own = whole_of(group, &own, &shard.dims, part)?,
+                _ => {}
+            }
+            let is_part = shard.part.is_some() && !whole;
+            let seen_as = if is_part { name } else { shard.whole };
+            self.gathered.insert(seen_as, own);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::values::Values;
 use ckpt_passes::analysis::sdpa::SdpaBackend;
 use ckpt_passes::ir::{Node, NodeId};
 use ckpt_passes::ops::random::{key_slots, ratio_slot};
-use ckpt_passes::ops::transfer::{FETCH, OFFLOAD, RELEASE, TO, TO_DISK};
+use ckpt_passes::ops::transfer::{OFFLOAD, RELEASE, TO, TO_DISK};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::cuda;
 use std::cell::Cell;
@@ -175,7 +175,7 @@ impl Step<'_> {
             ));
         }
         for (slot, tensor) in self.outs.iter().zip(results) {
-            if self.node.op.is_transfer() && self.node.op != &FETCH {
+            if self.node.op == &OFFLOAD || self.node.op == &RELEASE {
                 values.tensors[*slot] = Some(tensor);
             } else {
                 values.set(*slot, tensor)?;

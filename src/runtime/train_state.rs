@@ -12,8 +12,9 @@ use super::device;
 use super::kernels::{copy_into, empty};
 use crate::place::Place;
 use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant};
+use ckpt_passes::ops::collective::own_parts;
 use ckpt_passes::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tch::Tensor;
 
 /// A weight as it was given.
@@ -36,6 +37,8 @@ impl Weight {
 pub(super) struct TrainState {
     /// The overwritten values, each with the result that overwrites it.
     updates: BTreeMap<usize, usize>,
+    /// Inputs that each step reads as the first was given them: parts of frozen parameters.
+    stays: BTreeSet<usize>,
     /// The overwritten weights, as they were given: bytes that are mapped stay mapped.
     weights: BTreeMap<usize, Weight>,
     goes_on: bool,
@@ -54,8 +57,12 @@ impl TrainState {
             let is_static = !matches!(graph.value(old).def, Def::Node { .. });
             is_static.then(|| (Id::index(old), Id::index(node.outs[0])))
         });
+        let updates: BTreeMap<usize, usize> = updates.collect();
+        let parts = own_parts(graph).into_iter();
+        let parts = parts.map(|part| Id::index(part.input));
         TrainState {
-            updates: updates.collect(),
+            stays: parts.filter(|slot| !updates.contains_key(slot)).collect(),
+            updates,
             ..TrainState::default()
         }
     }
@@ -86,7 +93,9 @@ impl TrainState {
             let tensor = tensors[*old].as_ref().or(tensors[*new].as_ref())?;
             Some((*old, tensor.shallow_clone()))
         });
-        self.kept.extend(left);
+        let stay = self.stays.iter().filter(|_| self.goes_on);
+        let stay = stay.filter_map(|slot| Some((*slot, tensors[*slot].as_ref()?.shallow_clone())));
+        self.kept.extend(left.chain(stay));
     }
 
     /// Stores a weight that is overwritten; returns any other.
@@ -194,6 +203,11 @@ impl TrainState {
                     copy_into(own, result)?;
                 }
                 self.kept.insert(*old, own.shallow_clone());
+            }
+        }
+        for slot in &self.stays {
+            if let Some(own) = &tensors[*slot] {
+                self.kept.insert(*slot, own.shallow_clone());
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use super::checkpoint::{Checkpoints, Content, Manifest, Source};
 use super::pieces;
-use super::slices::has_slices;
+use super::slices::has_own_file;
 use crate::place::Place;
 use crate::provenance::keys;
 use crate::runtime::device;
@@ -69,7 +69,7 @@ impl Saver {
     /// This checkpoint or the one before it cannot be written.
     pub fn save(&mut self, graph: &Graph, session: &Session, manifest: Manifest) -> Result<()> {
         self.wait()?;
-        let slices = self.ranks.clone().filter(|_| has_slices(graph));
+        let slices = self.ranks.clone().filter(|_| has_own_file(graph));
         let leads = self.ranks.as_ref().is_none_or(|ranks| ranks.rank == 0);
         if !leads && slices.is_none() {
             return Ok(());

@@ -6,14 +6,15 @@ use crate::tensors::Tensors;
 use crate::tensors::feed::widened;
 use ckpt_passes::analysis::gradients::{Start, start, states};
 use ckpt_passes::ir::{Graph, Tensor};
-use ckpt_passes::ops::collective::{ALL_GATHER, GATHER_SLICES, OwnPart, slice_of, slice_size};
-use ckpt_passes::transform::optimizer::{STATES, parts_by_name};
+use ckpt_passes::ops::collective::{OwnPart, slice_of, slice_size};
+use ckpt_passes::transform::optimizer::{Held, held_by_name};
 use ckpt_passes::{Error, Result};
 
-/// Returns whether each rank keeps a slice of the states of a graph.
-pub fn has_slices(graph: &Graph) -> bool {
-    let mut nodes = graph.nodes();
-    nodes.any(|(_, node)| [&GATHER_SLICES, &ALL_GATHER].contains(&node.op))
+/// Returns whether each rank writes the states of which it keeps slices. Where ranks have parts of parameters, they gather all.
+pub fn has_own_file(graph: &Graph) -> bool {
+    let held = held_by_name(graph);
+    let is_slice = held.values().any(|held| held.slices > 1);
+    is_slice && held.values().all(|held| held.part.is_none())
 }
 
 /// Returns the states of a graph on one of some ranks, from the files of all ranks that wrote them.
@@ -21,35 +22,31 @@ pub fn has_slices(graph: &Graph) -> bool {
 /// # Errors
 /// A state that is of another size than the graph's.
 pub fn own_states(files: &[Tensors], graph: &Graph, at: Coordinates) -> Result<Tensors> {
-    let (rank, ranks) = (at.dp.0 as u64, at.dp.1 as u64);
-    let by_name = parts_by_name(graph);
+    let by_name = held_by_name(graph);
     let mut own = Tensors::new();
     for id in states(graph) {
         let name = &graph.value(id).name;
         let parts: Vec<&Tensor> = files.iter().filter_map(|file| file.get(name)).collect();
-        let (Some(first), Some(dims)) = (parts.first(), graph.ty(id).static_dims()) else {
+        let Some(first) = parts.first() else {
             continue;
         };
-        let wanted: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
-        let part = by_name.get(name).map(|(_, part)| part);
-        let is_alone = files.len() == 1 && ranks == 1 && part.is_none();
-        let elements = parameter_elements(graph, name).filter(|_| !is_alone);
-        let Some(elements) = elements else {
+        let held = by_name.get(name);
+        let elements = held.and_then(|held| graph.ty(held.parameter).elements().as_const());
+        let (Some(held), Some(elements)) = (held, elements) else {
             own.insert(name.clone(), (*first).clone());
             continue;
         };
-        let is_slice =
-            |tensor: &[u64], of: i64| of > 1 && tensor == [slice_size(elements, of) as u64];
-        let was_sliced = is_slice(&first.dims, files.len() as i64);
-        let is_sliced = has_slices(graph) && is_slice(&wanted, ranks as i64);
-        if was_sliced && is_sliced && files.len() as u64 == ranks {
-            own.insert(name.clone(), parts[rank as usize].clone());
+        let wrote = files.len() as i64;
+        let was_sliced = wrote > 1 && first.dims == [slice_size(elements, wrote) as u64];
+        let slices = if was_sliced { wrote } else { 1 };
+        if held.part.is_none() && held.slices == slices {
+            let same = if was_sliced { parts[at.dp.0] } else { first };
+            own.insert(name.clone(), same.clone());
             continue;
         }
         let width = first.dtype.size_bytes() as usize;
         let mut bytes: Vec<u8> = Vec::new();
-        let wrote = if was_sliced { &parts[..] } else { &parts[..1] };
-        for part in wrote {
+        for part in &parts[..slices as usize] {
             bytes.extend(part.bytes().map_or(&[][..], AsRef::as_ref));
         }
         bytes.truncate(elements as usize * width);
@@ -58,24 +55,18 @@ pub fn own_states(files: &[Tensors], graph: &Graph, at: Coordinates) -> Result<T
                 .expected(format!("{elements} elements"))
                 .found(format!("{} bytes in {} files", bytes.len(), files.len())));
         }
-        let whole = Tensor::new(first.dtype, [elements as u64], bytes);
-        let tensor = match part {
-            Some(of) => own_part(&whole, graph, of, at),
-            None if is_sliced => slice(&whole, (rank, ranks)),
-            None => Tensor {
-                dims: wanted,
-                ..whole
-            },
-        };
-        own.insert(name.clone(), tensor);
+        let dims = graph.ty(held.parameter).static_dims().unwrap_or_default();
+        let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
+        let whole = Tensor::new(first.dtype, dims, bytes);
+        own.insert(name.clone(), own_of(&whole, graph, held, at));
     }
     Ok(own)
 }
 
 /// Returns the states of a run on one of some ranks that begin as its parameters, those of a checkpoint or of the model: masters of
-/// 16-bit parameters, and a rank's slices of parameters.
+/// 16-bit parameters, and a rank's slices and parts of parameters.
 pub fn first_masters(graph: &Graph, parameters: &Tensors, at: Coordinates) -> Tensors {
-    let parts = parts_by_name(graph);
+    let by_name = held_by_name(graph);
     let mut masters = Tensors::new();
     for id in states(graph) {
         let Start::Widened(parameter) = start(graph, id) else {
@@ -90,15 +81,23 @@ pub fn first_masters(graph: &Graph, parameters: &Tensors, at: Coordinates) -> Te
         };
         let Some(whole) = whole else { continue };
         let name = &graph.value(id).name;
-        let is_whole = graph.ty(id).dims == graph.ty(parameter).dims;
-        let master = match parts.get(name) {
-            Some((_, of)) => own_part(&whole, graph, of, at),
-            None if is_whole && !has_slices(graph) => whole,
-            None => slice(&whole, (at.dp.0 as u64, at.dp.1 as u64)),
+        let master = match by_name.get(name) {
+            Some(held) => own_of(&whole, graph, held, at),
+            None => whole,
         };
         masters.insert(name.clone(), master);
     }
     masters
+}
+
+/// Returns what a rank holds of a tensor that has an element for each of a parameter.
+fn own_of(whole: &Tensor, graph: &Graph, held: &Held, at: Coordinates) -> Tensor {
+    let part = held.part.as_ref();
+    let part = part.map_or_else(|| whole.clone(), |of| own_part(whole, graph, of, at));
+    match held.slices {
+        1 => part,
+        ranks => slice(&part, (at.dp.0 as u64, ranks as u64)),
+    }
 }
 
 /// Returns a rank's part of a tensor that has as many elements as its parameter.
@@ -134,11 +133,4 @@ fn slice(whole: &Tensor, (rank, ranks): (u64, u64)) -> Tensor {
     let size = slice_size(elements, ranks) as u64;
     bytes.resize(size as usize * width, 0);
     Tensor::new(whole.dtype, [size], bytes)
-}
-
-/// Returns the number of elements of the parameter that a state belongs to.
-fn parameter_elements(graph: &Graph, state: &str) -> Option<i64> {
-    let name = STATES.iter().find_map(|end| state.strip_suffix(end))?;
-    let parameter = graph.find_value(name)?;
-    graph.ty(parameter).elements().as_const()
 }

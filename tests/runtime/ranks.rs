@@ -13,8 +13,8 @@ use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::op::Effect;
 use ckpt_passes::ir::{Graph, Ty};
-use ckpt_passes::ops::collective::{ALL_GATHER, own_parts, reads_contents};
-use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
+use ckpt_passes::ops::collective::{ALL_GATHER, KEEP_SLICE, own_parts, reads_contents};
+use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, OffloadTarget, PlanRequest, Policy};
 use ckpt_passes::transform::collectives::{Mesh, Shard};
 use ckpt_passes::transform::loss::Loss;
 
@@ -120,8 +120,16 @@ fn parts_of_layers_take_the_memory_that_was_predicted() {
             let Some(whole) = bytes(mesh(2, 1)) else {
                 continue;
             };
-            for (dp, tp) in [(1, 2), (2, 2)] {
-                let Some(parts) = bytes(mesh(dp, tp)) else {
+            for (dp, tp, shard) in [
+                (1, 2, Shard::None),
+                (2, 2, Shard::None),
+                (2, 2, SHARDS[1 + i % 3]),
+            ] {
+                let mesh = Mesh {
+                    shard,
+                    ..mesh(dp, tp)
+                };
+                let Some(parts) = bytes(mesh) else {
                     continue;
                 };
                 assert!(
@@ -133,7 +141,87 @@ fn parts_of_layers_take_the_memory_that_was_predicted() {
             }
         }
     }
-    assert!(seen > 20, "{seen} plans");
+    assert!(seen > 30, "{seen} plans");
+}
+
+/// Results that all ranks have alike are kept in slices of 1/N, whatever the plan.
+#[test]
+fn slices_of_kept_results_take_the_memory_that_was_predicted() {
+    let policies = ["none", "full", "selective"].map(|p| Policy::parse(p).unwrap());
+    let mut plans: Vec<PlanRequest> = policies.map(Into::into).into();
+    plans.extend([80.0, 60.0].map(|p| Budget::Percent(p).into()));
+    let (mut seen, mut kept) = (0, 0);
+    for name in ["gpt2", "llama32", "llama32_bf16"] {
+        for (i, plan) in plans.iter().enumerate() {
+            for (dp, tp, shard) in [(1, 2, Shard::None), (2, 2, SHARDS[1 + i % 3])] {
+                let mesh = Mesh {
+                    dp,
+                    tp,
+                    shard,
+                    bucket_bytes: BUCKETS[i % 3],
+                };
+                let whole = of_rank(name, mesh, plan.clone(), true);
+                let offload = Offload {
+                    set: OffloadSet::All,
+                    to: OffloadTarget::Ranks,
+                    ..Offload::default()
+                };
+                let plan = PlanRequest {
+                    offload,
+                    ..plan.clone()
+                };
+                let (Some(whole), Some(graph)) = (whole, of_rank(name, mesh, plan, true)) else {
+                    continue;
+                };
+                let peak = measured(&graph, &mesh)[0].0;
+                seen += 1;
+                if i < 3 {
+                    let most = measured(&whole, &mesh)[0].0;
+                    assert!(peak < most, "{name}, plan {i}: {peak}, not below {most}");
+                }
+                let nodes = graph.nodes().map(|(_, node)| node);
+                for node in nodes.filter(|node| node.op == &KEEP_SLICE) {
+                    let dims = [("batch".to_string(), 2), ("seq".to_string(), 24)];
+                    let elements = |id| {
+                        let all = graph.ty(id).elements();
+                        let size = |name: &str| Some(dims.iter().find(|d| d.0 == name)?.1);
+                        all.eval(&size).unwrap()
+                    };
+                    let value = node.operand(0).unwrap();
+                    assert_eq!(elements(node.outs[0]), (elements(value) + 1) / 2);
+                    kept += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 20 && kept > 80, "{seen} plans, {kept} slices");
+}
+
+/// What a rank keeps of a layer falls by both numbers of ranks.
+#[test]
+fn slices_of_parts_fall_by_the_number_of_ranks() {
+    for name in ["gpt2", "llama32"] {
+        let own = |dp| {
+            let mesh = Mesh {
+                dp,
+                tp: 2,
+                shard: Shard::Params,
+                bucket_bytes: 0,
+            };
+            let graph = of_rank(name, mesh, Policy::NONE.into(), true).unwrap();
+            let (peak, _) = measured(&graph, &mesh)[0];
+            let elements = |id| graph.ty(id).elements().as_const().unwrap();
+            let parts = own_parts(&graph);
+            assert!(parts.len() >= 12, "{name}: {} weights", parts.len());
+            for part in &parts {
+                let whole = elements(part.parameter) as u32;
+                let mine = elements(part.input) as u32;
+                assert_eq!(mine, (whole / 2).div_ceil(dp), "{name}");
+            }
+            peak
+        };
+        assert!(own(8) < own(2), "{name}");
+    }
 }
 
 #[test]

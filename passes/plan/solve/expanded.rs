@@ -1,7 +1,7 @@
 //! The form in which solvers see offloading: the results of some ops are computed, moved and fetched by ops of their own.
 //!
 //! An offloaded op becomes two. The first computes: it needs what the op needs, its results count as temporaries, and what it
-//! leaves takes no memory on the device. The second, of kind `Transfer`, makes the results from that. Its first run, right
+//! leaves takes no memory on the device, or that of a rank's slice. The second, of kind `Transfer`, makes the results from that. Its first run, right
 //! after the first op's, stands for moving out. Every later run is a fetch. Moving out and fetching cost the same. So memory and
 //! order of the expanded problem are those of the steps, and solvers and policies work on it as on any problem. It cannot
 //! express a second run of an offloaded op, which is therefore not allowed.
@@ -65,6 +65,7 @@ impl ExpandedProblem {
         let mut expanded = ExpandedProblem {
             problem: Problem {
                 ops: ByOp::default(),
+                slices: Default::default(),
                 ..problem.clone()
             },
             ops: ByOp::default(),
@@ -75,13 +76,14 @@ impl ExpandedProblem {
         };
         for (o, op) in problem.ops.enumerated() {
             if is_offloaded[o] {
-                let whole = problem.cost(Step::Offload(o));
+                let whole = problem.cost(Step::Fetch(o));
                 let own_us = problem.transfer.map_or(whole, |t| t.own_us(whole));
                 let cost = match price {
                     Price::Whole => whole,
                     Price::Hidden => own_us,
                 };
-                expanded.push_moved(op, o, problem.result_bytes(o), cost);
+                let bytes = (problem.result_bytes(o), problem.slice_bytes(o));
+                expanded.push_moved(op, o, bytes, cost);
             } else {
                 expanded.push(op.clone(), ExpandedOp::Run(o));
             }
@@ -97,11 +99,9 @@ impl ExpandedProblem {
         self.ops.push(stage);
     }
 
-    fn push_moved(&mut self, op: &Op, o: OpIdx, bytes: u64, cost: f64) {
-        let outside: ValueIdx =
-            self.problem
-                .values
-                .push(Value::new(0, ValueKind::Activation, None));
+    fn push_moved(&mut self, op: &Op, o: OpIdx, (bytes, stay): (u64, u64), cost: f64) {
+        let outside = Value::new(stay, ValueKind::Activation, None);
+        let outside: ValueIdx = self.problem.values.push(outside);
         let run = Op {
             outs: vec![outside],
             temp_bytes: op.temp_bytes + bytes,

@@ -40,10 +40,10 @@ use crate::analysis::params::{self, check_pattern};
 use crate::error::Result;
 use crate::glob;
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, DType, Graph, NodeId, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
+use crate::ir::{Attrs, DType, Def, Graph, NodeId, OpDef, Role, SecondaryMap, Tensor, Ty, ValueId};
 use crate::ops::collective::{
-    DATA_PARALLEL, GATHER_SLICES, OWN_SLICE, OwnPart, REDUCE_SCATTER, TENSOR_PARALLEL, of_group,
-    own_parts,
+    ALL_GATHER, DATA_PARALLEL, GATHER_SLICES, OWN_SLICE, OwnPart, RANKS, REDUCE_SCATTER,
+    TENSOR_PARALLEL, of_group, own_parts,
 };
 use crate::ops::optimizer::{ADD_GRADIENT, REPLACE};
 use crate::ops::random::{STOCHASTIC_ROUND, stream};
@@ -164,43 +164,84 @@ fn reads_others(options: &UpdateOptions) -> Option<&'static str> {
         }
         Some(Optimizer::AdamW {
             eight_bits: true, ..
-        }) => Some("the states of the optimizer are codes of whole blocks of a parameter"),
+        }) => Some(
+            "the states of the optimizer are codes of blocks of a parameter, and a share of it has other blocks",
+        ),
         _ if options.stochastic_rounding => Some("a parameter is rounded as a whole"),
         _ => None,
     }
 }
 
-/// Returns the inputs that hold a rank's part of a parameter.
-///
-/// # Errors
-/// An optimizer whose update of an element reads others.
-fn parts(graph: &Graph, options: &UpdateOptions) -> Result<BTreeMap<ValueId, OwnPart>> {
-    let parts = own_parts(graph).into_iter();
-    let parts: BTreeMap<ValueId, OwnPart> = parts.map(|part| (part.input, part)).collect();
-    match reads_others(options).filter(|_| !parts.is_empty()) {
-        None => Ok(parts),
-        Some(why) => Err(fail(format!("{why}, so no rank can have a part of it"))
-            .help("leave tp out of --mesh, or choose another optimizer")),
-    }
+/// What a rank holds of a parameter, or of a state that has an element for each of its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The name of the whole: of the parameter, or of the state itself.
+    pub whole: String,
+    /// The parameter.
+    pub parameter: ValueId,
+    /// The part of it that the rank has; `None` where it is not divided.
+    pub part: Option<OwnPart>,
+    /// How many ranks each keep a slice of that; 1 where this one has all of it.
+    pub slices: i64,
 }
 
-/// Returns, by name, the inputs of a graph that hold parts of parameters or of their states, each with the name of the whole: a
-/// state has that of its own.
-pub fn parts_by_name(graph: &Graph) -> BTreeMap<String, (String, OwnPart)> {
+/// Returns, by name, what the inputs of a graph hold of parameters and of states.
+pub fn held_by_name(graph: &Graph) -> BTreeMap<String, Held> {
+    let mut slices = 1;
+    let name = |id: ValueId| graph.value(id).name.clone();
     let mut all = BTreeMap::new();
-    for part in own_parts(graph) {
-        let name = |id: ValueId| graph.value(id).name.clone();
-        let parameter = name(part.parameter);
-        for end in STATES {
-            let state = format!("{parameter}{end}");
-            let input = graph
-                .find_value(&state)
-                .filter(|id| graph.inputs().contains(id));
-            if input.is_some_and(|id| graph.ty(id).dims == graph.ty(part.input).dims) {
-                all.insert(state.clone(), (state, part.clone()));
-            }
+    for (_, node) in graph.nodes() {
+        if node.op == &GATHER_SLICES || node.op == &ALL_GATHER {
+            slices = node.attrs.int(RANKS);
         }
-        all.insert(name(part.input), (parameter, part));
+        let (Some(parameter), Some(shard)) = (node.operand(0), node.operand(1)) else {
+            continue;
+        };
+        if node.op == &ALL_GATHER {
+            let held = Held {
+                whole: name(parameter),
+                parameter,
+                part: None,
+                slices,
+            };
+            all.insert(name(shard), held);
+        }
+    }
+    let mut parts = BTreeMap::new();
+    for part in own_parts(graph) {
+        let held = Held {
+            whole: name(part.parameter),
+            parameter: part.parameter,
+            slices: part.slices,
+            part: Some(part.clone()),
+        };
+        all.insert(name(part.input), held);
+        parts.insert(part.parameter, part);
+    }
+    for id in graph.inputs() {
+        let state = name(*id);
+        let parameter = STATES.iter().find_map(|end| state.strip_suffix(end));
+        let parameter = parameter.and_then(|name| graph.find_value(name));
+        let Some(parameter) = parameter.filter(|id| matches!(graph.value(*id).def, Def::Init(_)))
+        else {
+            continue;
+        };
+        let part = parts.get(&parameter).cloned();
+        let of = match &part {
+            Some(part) => part.ty(graph),
+            None => graph.ty(parameter).clone(),
+        };
+        let dims = &graph.ty(*id).dims;
+        let is_slice = slices > 1 && dims[..] == [of.elements().ceil_div(&slices.into())];
+        if is_slice || *dims == of.dims {
+            let held = Held {
+                whole: state.clone(),
+                parameter,
+                part,
+                slices: if is_slice { slices } else { 1 },
+            };
+            all.insert(state, held);
+        }
     }
     all
 }
@@ -224,8 +265,15 @@ pub fn add_updates(
         return Err(fail("the graph updates its parameters already".into())
             .help("leave --optimizer out: the updates that are there stay"));
     }
-    let parts = parts(graph, options)?;
+    let parts = own_parts(graph).into_iter();
+    let parts: BTreeMap<ValueId, OwnPart> = parts.map(|part| (part.input, part)).collect();
     let gradients = gradients(graph, &parts);
+    let mut of_parts = gradients.iter().filter_map(|(own, _)| parts.get(own));
+    if let (Some(why), Some(part)) = (reads_others(options), of_parts.next()) {
+        return Err(fail(format!("{why}, so no rank can have a part of it"))
+            .at(format!("`{}`", graph.value(part.parameter).name))
+            .help("leave tp out of --mesh, or choose another optimizer"));
+    }
     if gradients.is_empty() {
         return Err(fail("no output is the gradient of an initializer".into())
             .expected("<initializer>.grad"));

@@ -74,7 +74,9 @@ pub fn emit(
     let mut placed = Vec::new();
     let is_biased = |id: &&NodeId| {
         let node = graph.node(**id);
-        let is_added = node.operand(3).is_some_and(|v| graph.ty(v).dtype.is_float());
+        let is_added = node
+            .operand(3)
+            .is_some_and(|v| graph.ty(v).dtype.is_float());
         let is_alone = node.attrs.int("causal") == 0 && node.attrs.int("window_right") != 0;
         placement.fits[**id].is_some() && is_added && is_alone
     };

@@ -56,7 +56,8 @@ pub struct Search {
 #[command(next_help_heading = "Offloading")]
 pub struct Offloads {
     /// Offload results: none, auto (what pays off, with --budget), cpu (all of them, to the host's memory), disk (all, to a
-    /// file) or block-inputs (what layers read). A run on the CPU uses a file for all of these
+    /// file), block-inputs (what layers read) or ranks (of what is kept and the ranks of --mesh tp=N have alike, each keeps a
+    /// slice and gathers the others). A run on the CPU uses a file, but for ranks
     #[arg(long, value_name = "WHAT", default_value = "none", value_parser = by(Offload::parse))]
     pub offload: (OffloadSet, OffloadTarget),
     /// Keep the results of a node that take fewer bytes together: 1KiB, 700k, plain bytes

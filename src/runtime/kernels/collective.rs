@@ -16,6 +16,8 @@ kernels! {
     OWN_SLICE => own_slice;
     OWN_PART => itself;
     SHARED => itself;
+    KEEP_SLICE => keep_slice;
+    GATHER_KEPT => gather_kept;
 }
 
 /// Returns the group that a node names; it must be of as many ranks.
@@ -74,7 +76,10 @@ fn wait(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// The first operand has the type of the parameter, and no contents.
 fn all_gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (like, slice, group) = (cx.x(0)?, cx.x(1)?, group_of(cx)?);
-    let whole = gathered(&group, slice, &like.size())?;
+    let whole = match cx.attrs.opt_ints(DIMS) {
+        Some(dims) => gathered(&group, slice, dims)?,
+        None => gathered(&group, slice, &like.size())?,
+    };
     Ok(vec![whole])
 }
 
@@ -126,6 +131,20 @@ fn gather_into(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
         true => group.gather(&whole),
         false => Ok(()),
     }
+}
+
+fn keep_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(0)?;
+    let form = [&[0], &x.size()[..]].concat();
+    let form = empty(&form, x.kind(), x.device())?;
+    let slice = own_slice(cx)?.into_iter();
+    Ok(slice.chain([form]).collect())
+}
+
+/// The second operand has no element, and an axis before those of the result.
+fn gather_kept(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (slice, form) = (cx.x(0)?, cx.x(1)?.size());
+    Ok(vec![gathered(&group_of(cx)?, slice, &form[1..])?])
 }
 
 fn itself(cx: &KernelCx) -> Result<Vec<Tensor>> {
