@@ -8,7 +8,8 @@
 //! - so was what stays at p_l, and what an op reads that runs again between them;
 //! - `R_kl(o)` is at most the sum of the `R_j,j+1(o)` of the windows between p_k and p_l, and these are paid.
 //!
-//! What stays at p_k fits beside the op that runs there, also in whole multiples of some sizes. A linear program with all variables between 0 and 1 bounds the cost.
+//! What stays at p_k fits beside the op that runs there. The limit is also stated in a rounded form, which holds because a value
+//! stays whole or not at all ([`round`]). A linear program with all variables between 0 and 1 bounds the cost.
 //! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one.
 
 use super::compact::{Dag, NONE};
@@ -17,8 +18,9 @@ use super::simulate::Simulation;
 use super::work::Work;
 use std::ops::Range;
 
-/// Stretches of full steps, each of which gives up to two candidates for positions: so many that all of them together have
-/// [`CANDIDATE_OPS`] ops twice: the program that chooses among more is not solved within its work.
+/// Stretches of full steps, each of which gives up to two candidates for positions. Large problems get fewer, because the
+/// program that chooses among the candidates would not be solved within its work: candidates times ops are at most twice
+/// [`CANDIDATE_OPS`].
 const LEAST_STRETCHES: usize = 12;
 const MOST_STRETCHES: usize = 40;
 const CANDIDATE_OPS: usize = 14_000;
@@ -180,8 +182,8 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Adds what follows from the room at a position because values stay whole or not at all: for units of some sizes, the rounded
-/// form of the demand on bytes (mixed-integer rounding; Nemhauser and Wolsey, 1990).
+/// Adds the limit on bytes at a position in units of some sizes, rounded: values stay whole or not at all (mixed-integer
+/// rounding; Nemhauser and Wolsey, 1990).
 fn round(dag: &Dag, cap: i64, op: u32, at: &[State], program: &mut LinearProgram) {
     let mut room = cap - dag.least_bytes(op);
     let mut is_read = dag.is_output.clone();
