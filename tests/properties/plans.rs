@@ -74,8 +74,12 @@ fn never_worse_than_a_policy_at_its_own_peak() {
         let layer_of = &input.annotations.layer_of;
         for policy in Policy::examples() {
             let Ok(theirs) = policy.unconstrained_plan(input) else {
-                // Not every model has the sub-blocks of the example.
-                assert!(policy.to_string().starts_with("parts:"), "{model} {policy}");
+                // Not every model has the sub-blocks of the example, and none is in chunks.
+                let word = policy.to_string();
+                assert!(
+                    word.starts_with("parts:") || word == "chunks",
+                    "{model} {word}"
+                );
                 continue;
             };
             for objective in [Objective::Cost, Objective::Flops] {

@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns the given order, with what must not stay recomputed where the backward pass reads it.
-    pub fn given(&self) -> Option<Vec<u32>> {
+    fn given(&self) -> Option<Vec<u32>> {
         let given: Vec<u32> = (0..self.dag.ops() as u32).collect();
         if self.dag.turn == NONE {
             return Some(given);

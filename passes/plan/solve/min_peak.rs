@@ -133,7 +133,8 @@ const HALVING_UNITS_AN_OP: u64 = 1_000;
 /// How much more of both where that is wanted.
 const THOROUGH: u64 = 16;
 
-/// Returns the smallest peak of a reduced problem.
+/// Returns the smallest peak of a reduced problem. The search starts from the given order, then from `seed` if that is lower than
+/// what it found.
 ///
 /// # Errors
 /// A bug, if the search returns no schedule of the problem.
@@ -183,45 +184,51 @@ fn of_dag(
         }
         Ok(score.peak_above_static_bytes as i64)
     };
-    let mut high = before.peak_above_static_bytes as i64;
-    if dag.turn != NONE {
-        let first = with_drops(dag)
-            .ok_or_else(|| Error::bug("plan", "a result that must be recomputed cannot be"))?;
-        high = note(first)?;
-    }
+    let given = match dag.turn {
+        NONE => (0..dag.ops() as u32).collect(),
+        _ => with_drops(dag)
+            .ok_or_else(|| Error::bug("plan", "a result that must be recomputed cannot be"))?,
+    };
+    let mut high = match dag.turn {
+        NONE => before.peak_above_static_bytes as i64,
+        _ => note(given.clone())?,
+    };
     let seed = seed.map(|seed| dag.from_problem(seed));
-    if let Some(seed) = &seed {
-        high = high.min(note(seed.clone())?);
-    }
-    let mut low = least - 1;
-    match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
-        Outcome::Unknown => {
-            let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
-            let given = Search::new(dag, least, &mut Work::new(0)).given();
-            for start in given.into_iter().chain(seed) {
+    for (nth, start) in [given].into_iter().chain(seed).enumerate() {
+        if nth > 0 {
+            let peak = note(start.clone())?;
+            if peak >= high {
+                break;
+            }
+            high = peak;
+        }
+        let mut low = least - 1;
+        match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
+            Outcome::Unknown => {
+                let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
                 let mut work = Work::new(limited(units));
                 if let Some(made) = Search::new(dag, least, &mut work).lowest(&start) {
                     high = high.min(note(made)?);
                 }
             }
+            Outcome::Optimal(made) => high = note(made)?,
+            Outcome::Infeasible => low = least,
         }
-        Outcome::Optimal(made) => high = note(made)?,
-        Outcome::Infeasible => low = least,
-    }
-    let units = limited(HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64);
-    for _ in 0..HALVINGS {
-        let middle = low + (high - low) / 2;
-        if middle <= low || middle < least {
-            break;
-        }
-        let found = match exact(dag, middle, &mut Work::new(EXACT_UNITS)) {
-            Outcome::Optimal(made) => Some(made),
-            Outcome::Infeasible => None,
-            Outcome::Unknown => Search::new(dag, middle, &mut Work::new(units)).any(),
-        };
-        match found {
-            Some(made) => high = middle.min(note(made)?),
-            None => low = middle,
+        let units = limited(HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64);
+        for _ in 0..HALVINGS {
+            let middle = low + (high - low) / 2;
+            if middle <= low || middle < least {
+                break;
+            }
+            let found = match exact(dag, middle, &mut Work::new(EXACT_UNITS)) {
+                Outcome::Optimal(made) => Some(made),
+                Outcome::Infeasible => None,
+                Outcome::Unknown => Search::new(dag, middle, &mut Work::new(units)).any(),
+            };
+            match found {
+                Some(made) => high = middle.min(note(made)?),
+                None => low = middle,
+            }
         }
     }
     Ok(found)
