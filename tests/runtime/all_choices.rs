@@ -156,5 +156,5 @@ fn so_it_is_in_16_bits_with_gradients() {
         loss: Tile::Auto,
         mlp: Tile::Off,
     };
-    runs_as_the_unplanned_step("llama32_bf16", 50.0, open, false);
+    runs_as_the_unplanned_step("llama32_bf16", 55.0, open, false);
 }
