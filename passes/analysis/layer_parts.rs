@@ -30,8 +30,8 @@ pub struct LayerParts {
     pub whole: Vec<(NodeId, String)>,
 }
 
-/// A block is taken only if this many times its hidden units are at least as many as what ranks add up for each token: otherwise
-/// the sum costs more than the parts save, as with a low-rank adapter alone.
+/// A block is taken only if its result has at most this many elements for each hidden unit. Otherwise the sum over ranks costs more
+/// than the parts save, as with a low-rank adapter alone.
 const LEAST_HIDDEN: i64 = 4;
 
 /// A block that ranks can share, as far as its own nodes say.

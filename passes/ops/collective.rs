@@ -289,7 +289,10 @@ pub static START_REDUCE_SCATTER: OpDef = OpDef {
     outs: slots!["lent", "pending"],
     infer: |cx| {
         checked(cx)?;
-        Ok(vec![cx.ty(0)?.clone(), slice_type(cx, cx.ty(0)?)?])
+        Ok(vec![
+            cx.ty(0)?.clone(),
+            slice_type(cx.ty(0)?, cx.attrs.int(RANKS)),
+        ])
     },
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row_of("StartReduceScatter", &REDUCE_SCATTER)
@@ -328,8 +331,8 @@ pub static GATHER_SLICES: OpDef = OpDef {
     ..row("GatherSlices", OpClass::Update, Effect::Collective)
 };
 
-/// A parameter of which each rank keeps its slice, or the rank's part of one (`dims`). The first operand gives the type; its
-/// contents are read nowhere ([`reads_contents`]). It changes nothing on any rank, so a plan may repeat it.
+/// Gathers a parameter of which each rank keeps a slice; with `dims`, the rank's part of a parameter. The first operand gives the
+/// type; its contents are read nowhere ([`reads_contents`]). It changes nothing on any rank, so a plan may repeat it.
 pub static ALL_GATHER: OpDef = OpDef {
     attrs: &[OF_GROUP, OF_RANKS, AttrSpec::optional(DIMS, AttrKind::Ints)],
     ins: slots!["parameter", "slice"],
@@ -438,10 +441,9 @@ pub static GATHER_KEPT: OpDef = OpDef {
 
 /// Returns the types of a rank's slice of a result, and of what has its form.
 pub fn kept_types(whole: &Ty, ranks: i64) -> Vec<Ty> {
-    let slice = whole.elements().ceil_div(&Dim::from(ranks.max(1)));
     let form = std::iter::once(Dim::from(0)).chain(whole.dims.iter().cloned());
     vec![
-        Ty::new(whole.dtype, [slice]),
+        slice_type(whole, ranks),
         Ty::new(whole.dtype, form.collect::<Vec<Dim>>()),
     ]
 }
@@ -498,16 +500,17 @@ fn ranks_of(cx: &InferCx) -> Result<i64> {
     }
 }
 
-fn slice_type(cx: &InferCx, of: &Ty) -> Result<Ty> {
-    let ranks = Dim::from(cx.attrs.int(RANKS).max(1));
-    Ok(Ty::new(of.dtype, [of.elements().ceil_div(&ranks)]))
+/// Returns the type of a rank's slice.
+fn slice_type(of: &Ty, ranks: i64) -> Ty {
+    let ranks = Dim::from(ranks.max(1));
+    Ty::new(of.dtype, [of.elements().ceil_div(&ranks)])
 }
 
 /// Checks that operand 1 has the size of a rank's slice of `whole`, and a type that fits. Returns the type of the whole.
 fn of_slice(cx: &InferCx, whole: &Ty, is_alike: bool) -> Result<Vec<Ty>> {
     checked(cx)?;
     let slice = cx.ty(1)?;
-    let expected = slice_type(cx, whole)?;
+    let expected = slice_type(whole, cx.attrs.int(RANKS));
     match is_alike && may_be_same(&slice.dims, &expected.dims) {
         true => Ok(vec![whole.clone()]),
         false => Err(cx
@@ -518,7 +521,7 @@ fn of_slice(cx: &InferCx, whole: &Ty, is_alike: bool) -> Result<Vec<Ty>> {
 }
 
 fn own_slice_type(cx: &InferCx) -> Result<Vec<Ty>> {
-    Ok(vec![slice_type(cx, cx.ty(0)?)?])
+    Ok(vec![slice_type(cx.ty(0)?, cx.attrs.int(RANKS))])
 }
 
 #[cfg(test)]

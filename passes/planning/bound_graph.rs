@@ -76,7 +76,7 @@ impl BoundGraph {
         let whole = with_own_parameters(graph);
         let mut layers = Layers::new(&whole)?;
         if sequence.is_some() {
-            // Chunks are no layers, and what is found repeats in the first or last of them only.
+            // Every chunk repeats the layers, so what is found covers some chunks only.
             layers.clear();
         }
         place_gathers(graph, &mut layers);

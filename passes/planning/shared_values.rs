@@ -14,8 +14,8 @@ use crate::ops::collective::{
 use crate::plan::index::ByValue;
 use crate::plan::problem::{Problem, Transfer};
 
-/// Has a problem move results to the ranks of the tensor-parallel group instead of out of the device's memory: each value takes a
-/// slice of its bytes while it is away, and only values that all ranks have may be moved.
+/// Makes a problem move results to the ranks of the tensor-parallel group instead of out of the device's memory. A slice of each
+/// moved value stays, and only values that are the same on all ranks may be moved.
 ///
 /// # Errors
 /// A graph that ranks do not share the layers of.

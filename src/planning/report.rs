@@ -50,7 +50,7 @@ pub struct PlanReport {
     pub plan_seconds: f64,
     /// The number of ops whose results are offloaded.
     pub offloaded: usize,
-    /// What a rank keeps of these results, in bytes, where ranks that share the layers keep slices of them; 0 otherwise.
+    /// The bytes that a rank keeps of these results, if ranks that share the layers keep slices of them; else 0.
     pub slice_bytes: u64,
     /// The chunk counts that the planner tried, where they were left to it.
     pub parts_tried: Vec<Trial>,

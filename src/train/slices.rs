@@ -90,7 +90,7 @@ pub fn first_masters(graph: &Graph, parameters: &Tensors, at: Coordinates) -> Te
     masters
 }
 
-/// Returns what a rank holds of a tensor that has an element for each of a parameter.
+/// Returns what a rank holds of a tensor that has as many elements as its parameter.
 fn own_of(whole: &Tensor, graph: &Graph, held: &Held, at: Coordinates) -> Tensor {
     let part = held.part.as_ref();
     let part = part.map_or_else(|| whole.clone(), |of| own_part(whole, graph, of, at));

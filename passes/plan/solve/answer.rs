@@ -26,15 +26,17 @@ pub struct Query {
     pub reorder: bool,
 }
 
-/// Returns the seeds that are schedules of the problem and honour the constraints.
+/// Returns the seeds that are schedules of the problem and honour the constraints, each with its peak in bytes.
 pub fn allowed_seeds<'a>(
     problem: &'a Problem,
     query: &'a Query,
-) -> impl Iterator<Item = &'a Vec<OpIdx>> {
-    query.seeds.iter().filter(|s| {
-        evaluate(problem, s).is_ok()
-            && (query.constraints.is_empty()
-                || first_violation(problem, s, &query.constraints).is_none())
+) -> impl Iterator<Item = (u64, &'a Vec<OpIdx>)> {
+    let constraints = &query.constraints;
+    query.seeds.iter().filter_map(move |seed| {
+        let peak_bytes = evaluate(problem, seed).ok()?.peak_bytes;
+        let is_allowed =
+            constraints.is_empty() || first_violation(problem, seed, constraints).is_none();
+        is_allowed.then_some((peak_bytes, seed))
     })
 }
 

@@ -18,9 +18,8 @@ use super::simulate::Simulation;
 use super::work::Work;
 use std::ops::Range;
 
-/// Stretches of full steps, each of which gives up to two candidates for positions. Large problems get fewer, because the
-/// program that chooses among the candidates would not be solved within its work: candidates times ops are at most twice
-/// [`CANDIDATE_OPS`].
+/// Stretches of full steps, each of which gives up to two candidates for positions. The number of stretches times that of ops is
+/// about [`CANDIDATE_OPS`], because the program that chooses among more candidates is not solved within its work.
 const LEAST_STRETCHES: usize = 12;
 const MOST_STRETCHES: usize = 40;
 const CANDIDATE_OPS: usize = 14_000;

@@ -78,15 +78,6 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the given order, with what must not stay recomputed where the backward pass reads it.
-    fn given(&self) -> Option<Vec<u32>> {
-        let given: Vec<u32> = (0..self.dag.ops() as u32).collect();
-        if self.dag.turn == NONE {
-            return Some(given);
-        }
-        with_drops(self.dag)
-    }
-
     fn fits(&self, schedule: &[u32]) -> bool {
         let mut simulation = Simulation::default();
         simulation.run(self.dag, schedule);
@@ -123,7 +114,7 @@ impl<'a> Search<'a> {
 
     /// Returns any schedule that fits.
     pub fn any(&mut self) -> Option<Vec<u32>> {
-        let given = self.given()?;
+        let given = with_drops(self.dag)?;
         if self.fits(&given) {
             return Some(given);
         }
@@ -180,7 +171,7 @@ impl<'a> Search<'a> {
 
     /// Returns the best schedule found; `None` if none fits.
     pub fn run(&mut self, seeds: &[Vec<u32>]) -> Option<Vec<u32>> {
-        let given = self.given()?;
+        let given = with_drops(self.dag)?;
         if self.fits(&given) {
             self.optimal = self.dag.turn == NONE;
             return Some(given);
@@ -198,7 +189,7 @@ impl<'a> Search<'a> {
 
     /// Returns the best schedule that a search finds for a problem too large to be solved exactly; `None` if none fits.
     pub fn approximate(&mut self, seeds: &[Vec<u32>]) -> Option<Vec<u32>> {
-        let given = self.given()?;
+        let given = with_drops(self.dag)?;
         if self.fits(&given) {
             return Some(given);
         }

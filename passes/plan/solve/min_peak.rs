@@ -50,12 +50,8 @@ impl MinPeak {
 /// A problem whose own order is not a schedule of it.
 pub fn min_peak(problem: &Problem, query: &Query) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
-    let mut seeds: Vec<(u64, &Vec<OpIdx>)> = Vec::new();
-    for seed in allowed_seeds(problem, query) {
-        seeds.push((evaluate(problem, seed)?.peak_bytes, seed));
-    }
-    let seed = seeds.into_iter().min_by_key(|seed| seed.0);
-    let seed = seed.map(|seed| seed.1);
+    let seed = allowed_seeds(problem, query).min_by_key(|(peak_bytes, _)| *peak_bytes);
+    let seed = seed.map(|(_, seed)| seed);
     let search = |weigh: &Weigh| {
         let mut weighed = problem.clone();
         for op in weighed.ops.iter_mut() {
@@ -184,14 +180,20 @@ fn of_dag(
         }
         Ok(score.peak_above_static_bytes as i64)
     };
-    let given = match dag.turn {
-        NONE => (0..dag.ops() as u32).collect(),
-        _ => with_drops(dag)
-            .ok_or_else(|| Error::bug("plan", "a result that must be recomputed cannot be"))?,
-    };
+    let given = with_drops(dag)
+        .ok_or_else(|| Error::bug("plan", "a result that must be recomputed cannot be"))?;
     let mut high = match dag.turn {
         NONE => before.peak_above_static_bytes as i64,
         _ => note(given.clone())?,
+    };
+    // Small problems are solved exactly, wherever a search would start.
+    let (below, is_small) = match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
+        Outcome::Unknown => (least - 1, false),
+        Outcome::Optimal(made) => {
+            high = note(made)?;
+            (least - 1, true)
+        }
+        Outcome::Infeasible => (least, true),
     };
     let seed = seed.map(|seed| dag.from_problem(seed));
     for (nth, start) in [given].into_iter().chain(seed).enumerate() {
@@ -202,17 +204,13 @@ fn of_dag(
             }
             high = peak;
         }
-        let mut low = least - 1;
-        match exact(dag, least, &mut Work::new(EXACT_UNITS)) {
-            Outcome::Unknown => {
-                let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
-                let mut work = Work::new(limited(units));
-                if let Some(made) = Search::new(dag, least, &mut work).lowest(&start) {
-                    high = high.min(note(made)?);
-                }
+        let mut low = below;
+        if !is_small {
+            let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
+            let mut work = Work::new(limited(units));
+            if let Some(made) = Search::new(dag, least, &mut work).lowest(&start) {
+                high = high.min(note(made)?);
             }
-            Outcome::Optimal(made) => high = note(made)?,
-            Outcome::Infeasible => low = least,
         }
         let units = limited(HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64);
         for _ in 0..HALVINGS {

@@ -49,7 +49,7 @@ impl<'a> Question<'a> {
             dag,
             query,
             before,
-            seeds: seeds.map(|s| dag.from_problem(s)).collect(),
+            seeds: seeds.map(|(_, seed)| dag.from_problem(seed)).collect(),
             min_peak: None,
             bounds: BTreeMap::new(),
             work: 0,

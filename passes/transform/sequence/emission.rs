@@ -31,8 +31,8 @@ pub struct Chunked {
     pub prefixes: Vec<NodeId>,
     /// Outputs that exist whole, because they are outputs.
     pub joined: Vec<String>,
-    /// Attentions that a bias alone makes causal. A query that it hides all keys from weighs keys alike: those of the whole
-    /// sequence before, those up to its chunk now.
+    /// Attentions that only their bias makes causal. A query whose keys it hides all weighs the keys up to its chunk equally;
+    /// without chunks, it weighs those of the whole sequence.
     pub biased: Vec<String>,
     /// The chunk and layer of each node that was emitted.
     pub placed: Vec<(NodeId, LayerChunk)>,

@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// Two ranks that share the layers; all have the same examples.
+const TWO: [&str; 6] = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
+/// Two pairs of such ranks, each pair with half of the examples.
+const FOUR: [&str; 6] = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
+
 /// Each rank has a part of attentions and MLPs, and all have the same examples.
 #[test]
 fn ranks_with_parts_of_layers_are_one_process() {
@@ -17,7 +22,6 @@ fn ranks_with_parts_of_layers_are_one_process() {
         "--warmup",
         "20",
     ];
-    let two = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
     let four = [
         "--ranks",
         "4",
@@ -29,10 +33,10 @@ fn ranks_with_parts_of_layers_are_one_process() {
         "0.7",
     ];
     for (model, ranks, most) in [
-        ("llama32", &two[..], 1e-5),
+        ("llama32", &TWO[..], 1e-5),
         ("llama32", &four, 1e-5),
-        ("gpt2", &two, 1e-5),
-        ("llama32_bf16", &two, 1e-2),
+        ("gpt2", &TWO, 1e-5),
+        ("llama32_bf16", &TWO, 1e-2),
     ] {
         let file = format!("{model}.onnx");
         let run = |out: &str, more: &[&str]| {
@@ -64,15 +68,13 @@ fn slices_of_kept_results_change_no_bit() {
     let dir = workplace();
     let dir = dir.path();
     let data = "uneven.safetensors";
-    let two = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
-    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
-    let sliced = [&four[..], &["--shard", "params"]].concat();
+    let sliced = [&FOUR[..], &["--shard", "params"]].concat();
     let budget = ["--budget", "85%", "--effort", "first"];
     for (model, ranks, plan) in [
-        ("llama32", &two[..], &[][..]),
+        ("llama32", &TWO[..], &[][..]),
         ("llama32", &sliced, &["--policy", "selective"]),
-        ("gpt2", &four, &budget),
-        ("llama32_bf16", &two, &["--policy", "none"]),
+        ("gpt2", &FOUR, &budget),
+        ("llama32_bf16", &TWO, &["--policy", "none"]),
     ] {
         let file = format!("{model}.onnx");
         let run = |out: &str, more: &[&str]| {
@@ -129,7 +131,6 @@ fn slices_of_parts_change_no_bit() {
     let dir = workplace();
     let dir = dir.path();
     let data = "uneven.safetensors";
-    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
     for (model, shards) in [
         ("llama32", &["optimizer", "grads", "params"][..]),
         ("gpt2", &["params"]),
@@ -138,7 +139,7 @@ fn slices_of_parts_change_no_bit() {
         let file = format!("{model}.onnx");
         let run = |out: &str, more: &[&str]| {
             let out = format!("{model}-{out}");
-            let all = [&four[..], &["--steps", "20", "--eval-data", data], more].concat();
+            let all = [&FOUR[..], &["--steps", "20", "--eval-data", data], more].concat();
             let report = run(dir, &file, data, &out, &all);
             let peak = report["peak_bytes"].as_u64().unwrap();
             (peak, report["eval_loss"].clone(), weights(dir, &out))
@@ -159,9 +160,8 @@ fn slices_of_parts_are_whole_in_checkpoints() {
     let dir = workplace();
     let dir = dir.path();
     let (model, data) = ("llama32_bf16.onnx", "even.safetensors");
-    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
     let of = |steps: &'static str, more: &[&'static str]| {
-        [&["--steps", steps, "--shard", "params"], &four[..], more].concat()
+        [&["--steps", steps, "--shard", "params"], &FOUR[..], more].concat()
     };
     run(dir, model, data, "whole", &of("6", &[]));
     run(dir, model, data, "halves", &of("3", &[]));
@@ -229,8 +229,6 @@ fn adapters_of_parts_of_layers_are_those_of_one_process() {
     let dir = workplace();
     let dir = dir.path();
     let data = "uneven.safetensors";
-    let two = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
-    let four = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
     for (model, targets) in [("llama32", "*_proj"), ("gpt2", "c_attn,c_proj,c_fc")] {
         let file = format!("{model}.onnx");
         let lora = format!("r=2,alpha=8,targets={targets}");
@@ -249,12 +247,12 @@ fn adapters_of_parts_of_layers_are_those_of_one_process() {
         let steps = ["--steps", "20"];
         let peak = |report: &Value| report["peak_bytes"].as_u64().unwrap();
         let one = run("one", &[&steps[..], &["--dim", "batch=4"]].concat());
-        let parts = run("parts", &[&steps[..], &two].concat());
+        let parts = run("parts", &[&steps[..], &TWO].concat());
         assert!(peak(&parts) < peak(&one), "{model}");
-        let mesh = run("mesh", &[&steps[..], &four].concat());
+        let mesh = run("mesh", &[&steps[..], &FOUR].concat());
         run(
             "slices",
-            &[&steps[..], &four, &["--shard", "params"]].concat(),
+            &[&steps[..], &FOUR, &["--shard", "params"]].concat(),
         );
         let of = |out: &str| format!("{model}-{out}");
         assert!(weights(dir, &of("mesh")) == weights(dir, &of("slices")));
@@ -286,7 +284,7 @@ fn adapters_of_parts_of_layers_are_those_of_one_process() {
         run("parts", &more);
         run(
             "parts",
-            &[&["--steps", "24", "--resume"][..], &two].concat(),
+            &[&["--steps", "24", "--resume"][..], &TWO].concat(),
         );
     }
 }
@@ -328,10 +326,9 @@ fn parts_of_layers_are_whole_in_checkpoints() {
     let dir = dir.path();
     let data = "even.safetensors";
     let bf16 = "llama32_bf16.onnx";
-    let two = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
     let eval = ["--eval-data", data];
     let of = |steps: &'static str, more: &[&'static str]| {
-        [&["--steps", steps], &two[..], &eval[..], more].concat()
+        [&["--steps", steps], &TWO[..], &eval[..], more].concat()
     };
     run(dir, bf16, data, "whole", &of("6", &[]));
     run(dir, bf16, data, "halves", &of("3", &[]));
