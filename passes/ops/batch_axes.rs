@@ -161,6 +161,7 @@ pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
         BatchAxes::AlongAxis => along_axis(cx, node),
         BatchAxes::ClassLoss | BatchAxes::ClassLossGrad => class_loss(cx, node),
         BatchAxes::OneHot => one_hot(cx, node),
+        BatchAxes::Mixed if node.op == &CLASS_LOSS => class_loss(cx, node),
         BatchAxes::Mixed => Err("tiling does not know how it treats rows"),
     }
 }
@@ -496,7 +497,7 @@ fn class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         return Err("its rows are others");
     }
     let one = Some(Rows::Lead(1));
-    let each = node.attrs.str("reduction") == "none";
+    let each = node.op == &CLASS_LOSS || node.attrs.str("reduction") == "none";
     let mut ins = vec![None; node.ins.len()];
     ins[grad] = one;
     ins[grad + 1] = one;

@@ -183,35 +183,57 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         ..Tiled::default()
     };
     let mut refused = Vec::new();
-    for (i, scores) in scores.into_iter().chain(heads).enumerate() {
-        // An earlier region may have contained these.
-        if !graph.contains_value(scores) {
-            continue;
-        }
+    let mut open: Vec<(usize, ValueId)> = scores.into_iter().chain(heads).enumerate().collect();
+    while !open.is_empty() {
         let contents = Contents::known(graph)?;
-        // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
-        let found = Region::around(graph, &contents, scores)
-            .or_else(|_| Region::chain(graph, &contents, scores));
-        let region = match found {
-            Ok(region) => region,
-            Err(refusal) => {
-                let name = &graph.value(scores).name;
-                let node = refusal.node.map(|n| format!(" at {}", graph.describe(n)));
-                let node = node.unwrap_or_default();
-                let why = format!("scores `{name}` stay whole{node}: {}", refusal.why);
-                // A product may be no head at all; scores that a loss compares are one.
-                if i < named || refused.is_empty() {
-                    refused.push((scores, why));
-                }
+        // Regions that share no node are cut at once.
+        let mut regions: Vec<(Region, usize)> = Vec::new();
+        let mut taken: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
+        let mut later = Vec::new();
+        for (i, scores) in std::mem::take(&mut open) {
+            // An earlier region may have contained these.
+            if !graph.contains_value(scores) {
                 continue;
             }
-        };
-        let count = chunks(graph, &region);
-        if count > 1 {
-            let name = graph.describe(region.nodes[0]);
-            let counts = apply(graph, &[(region, count)], true)?.into_iter();
-            tiled.regions.extend(counts.map(|n| (name.clone(), n)));
+            if graph.def_node(scores).is_some_and(|maker| taken[maker]) {
+                later.push((i, scores));
+                continue;
+            }
+            // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
+            let found = Region::around(graph, &contents, scores)
+                .or_else(|_| Region::chain(graph, &contents, scores));
+            let region = match found {
+                Ok(region) => region,
+                Err(refusal) => {
+                    let name = &graph.value(scores).name;
+                    let node = refusal.node.map(|n| format!(" at {}", graph.describe(n)));
+                    let node = node.unwrap_or_default();
+                    let why = format!("scores `{name}` stay whole{node}: {}", refusal.why);
+                    // A product may be no head at all; scores that a loss compares are one.
+                    if i < named || refused.is_empty() {
+                        refused.push((scores, why));
+                    }
+                    continue;
+                }
+            };
+            if region.all().any(|n| taken[*n]) {
+                later.push((i, scores));
+                continue;
+            }
+            let count = chunks(graph, &region);
+            if count > 1 {
+                region.all().for_each(|n| taken[*n] = true);
+                regions.push((region, count));
+            }
         }
+        if regions.is_empty() {
+            break;
+        }
+        let first = |(region, _): &(Region, usize)| graph.describe(region.nodes[0]);
+        let names: Vec<String> = regions.iter().map(first).collect();
+        let counts = apply(graph, &regions, true)?;
+        tiled.regions.extend(names.into_iter().zip(counts));
+        open = later;
     }
     // A later region may have contained scores that were refused.
     refused.retain(|(scores, _)| graph.contains_value(*scores));
