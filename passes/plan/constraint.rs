@@ -114,8 +114,12 @@ impl Constraints {
 
     /// Exempts layers that no trained parameter flows into. In a layer that is mostly such, exempts those ops: where a
     /// frozen half of a model ends inside a layer, the layer is not recomputed for its last few values. Without
-    /// layers, exempts such ops.
+    /// layers, exempts such ops. Where the sequence goes through the model in chunks it exempts nothing: what is made of a chunk
+    /// must not stay for the length of the sequence.
     pub fn exempt_frozen(&mut self, annotations: &OpAnnotations) {
+        if annotations.has_chunks() {
+            return;
+        }
         let mut trained = vec![0; self.layers];
         let mut all = vec![0; self.layers];
         for (scope, op) in self.scope.iter().zip(&annotations.trained) {

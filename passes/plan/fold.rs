@@ -2,6 +2,7 @@
 
 use super::index::{ByValue, OpIdx, ValueIdx};
 use super::problem::{Op, Problem, ValueKind};
+use super::steps::Step;
 use std::ops::Range;
 
 impl Problem {
@@ -67,20 +68,42 @@ impl Problem {
     /// given order has them unless nothing reads them there, and a view is recomputed wherever its storage was and it is
     /// read after that.
     pub fn unfold(&self, folded_ops: &[OpIdx], schedule: &[u32]) -> Vec<OpIdx> {
+        let runs = schedule.iter().map(|op| Step::Run(OpIdx(*op as usize)));
+        let steps = self.unfold_steps(folded_ops, runs);
+        steps.into_iter().map(Step::op).collect()
+    }
+
+    /// Returns steps of [`Problem::fold`]'s problem as steps of this one, as [`Problem::unfold`] does. What is fetched is a new
+    /// storage, as what is recomputed is.
+    pub fn unfold_steps(
+        &self,
+        folded_ops: &[OpIdx],
+        steps: impl ExactSizeIterator<Item = Step>,
+    ) -> Vec<Step> {
         let mut unfolding = Unfolding {
             problem: self,
             roots: self.roots(),
             version: self.by_value(0),
             shows: self.by_value(0),
-            out: Vec::with_capacity(schedule.len() + self.ops.len() - folded_ops.len()),
+            out: Vec::with_capacity(steps.len() + self.ops.len() - folded_ops.len()),
         };
         let mut next = 0;
-        for step in schedule {
-            let op = folded_ops[*step as usize];
-            unfolding.views(next..op.0);
-            next = next.max(op.0 + 1);
-            unfolding.step(op);
-            unfolding.renew(op);
+        for step in steps {
+            let op = folded_ops[step.op().0];
+            match step {
+                Step::Run(_) => {
+                    unfolding.views(next..op.0);
+                    next = next.max(op.0 + 1);
+                    unfolding.step(op);
+                    unfolding.renew(op);
+                }
+                Step::Offload(_) => unfolding.out.push(Step::Offload(op)),
+                Step::Release(_) => unfolding.out.push(Step::Release(op)),
+                Step::Fetch(_) => {
+                    unfolding.out.push(Step::Fetch(op));
+                    unfolding.renew(op);
+                }
+            }
         }
         unfolding.views(next..self.ops.len());
         unfolding.refresh(&self.outputs);
@@ -89,22 +112,31 @@ impl Problem {
 
     /// Returns the schedule without runs of view ops that nothing reads before the view is recomputed: a storage that is made
     /// again just after would live on for them.
-    fn without_unread_views(&self, schedule: Vec<OpIdx>) -> Vec<OpIdx> {
+    fn without_unread_views(&self, steps: Vec<Step>) -> Vec<Step> {
         let mut is_read = self.by_value(false);
         for v in &self.outputs {
             is_read[*v] = true;
         }
         let mut runs_later = self.by_op(false);
-        let mut kept: Vec<OpIdx> = Vec::with_capacity(schedule.len());
-        for o in schedule.into_iter().rev() {
+        let mut kept: Vec<Step> = Vec::with_capacity(steps.len());
+        for step in steps.into_iter().rev() {
+            let o = step.op();
             let op = &self.ops[o];
-            if runs_later[o] && self.is_view(o) && op.outs.iter().all(|v| !is_read[*v]) {
-                continue;
+            match step {
+                Step::Run(_) => {
+                    if runs_later[o] && self.is_view(o) && op.outs.iter().all(|v| !is_read[*v]) {
+                        continue;
+                    }
+                    runs_later[o] = true;
+                    op.outs.iter().for_each(|v| is_read[*v] = false);
+                    op.ins.iter().for_each(|v| is_read[*v] = true);
+                }
+                Step::Fetch(_) => op.outs.iter().for_each(|v| is_read[*v] = false),
+                Step::Offload(_) | Step::Release(_) => {
+                    op.outs.iter().for_each(|v| is_read[*v] = true);
+                }
             }
-            runs_later[o] = true;
-            op.outs.iter().for_each(|v| is_read[*v] = false);
-            op.ins.iter().for_each(|v| is_read[*v] = true);
-            kept.push(o);
+            kept.push(step);
         }
         kept.reverse();
         kept
@@ -119,7 +151,7 @@ struct Unfolding<'a> {
     version: ByValue<u32>,
     /// Which computation of its storage each value shows.
     shows: ByValue<u32>,
-    out: Vec<OpIdx>,
+    out: Vec<Step>,
 }
 
 impl Unfolding<'_> {
@@ -169,7 +201,7 @@ impl Unfolding<'_> {
     }
 
     fn run(&mut self, op: OpIdx) {
-        self.out.push(op);
+        self.out.push(Step::Run(op));
         for v in &self.problem.ops[op].outs {
             if self.problem.values[*v].view_of.is_some() {
                 self.shows[*v] = self.version[self.roots[*v]];

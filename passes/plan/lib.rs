@@ -7,7 +7,7 @@
 //! - [`steps`] are schedules, [`schedule`] evaluates them;
 //! - [`annotations`] give the layers, [`sub_blocks`] and roles of ops, [`constraint`] what the user settled beforehand;
 //! - [`saved_set`] turns the set of kept results into a schedule, [`policy`] is the table of policies;
-//! - [`overlap`] places transfers beside other ops;
+//! - [`overlap`] places transfers beside other ops, [`spill`] makes them where results wait for long;
 //! - [`mod@plan`] is a plan as data, [`request`] what the user wants, [`budget`] and [`objective`] are its words;
 //! - [`solve`] is the solver, [`on_device`] plans without offloading, [`offload`] with it, and [`planner`] is the entry.
 
@@ -33,6 +33,7 @@ pub mod request;
 pub mod saved_set;
 pub mod schedule;
 pub mod solve;
+pub mod spill;
 pub mod steps;
 pub mod sub_blocks;
 #[cfg(any(test, feature = "testing"))]

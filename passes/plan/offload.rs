@@ -10,6 +10,9 @@
 //! best of them, and the inputs of layers. It plans each quickly and keeps the cheapest. To move nothing is one of them, so
 //! `auto` is never predicted to be slower than `none`. The search ends where the bound says that little is left to gain.
 //!
+//! Where the sequence goes through the model in chunks, results are offloaded between all their uses ([`super::spill`]), gradients
+//! too.
+//!
 //! Where ranks share the layers, results that all of them have may be kept in slices instead (`ranks`). Then an `Offload` leaves a rank's
 //! slice here, and a `Fetch` gathers the others while nothing else runs.
 //!
@@ -20,12 +23,13 @@
 use super::budget::Budget;
 use super::constraint::Constraint;
 use super::index::{ByOp, ByValue, OpIdx};
-use super::infeasible::Failure;
+use super::infeasible::{Failure, Infeasible};
 use super::input::PlanInput;
 use super::objective::Objective;
 use super::on_device;
 use super::overlap::{self, Room};
 use super::plan::{Certificate, OffloadTarget, Plan};
+use super::policy::Policy;
 use super::problem::Problem;
 use super::request::{Goal, Offload, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
@@ -33,7 +37,9 @@ use super::schedule::{evaluate, percent};
 use super::solve::bound::{CLASS, CLASS_MOVING, class};
 use super::solve::bound_moving;
 use super::solve::expanded::{ExpandedProblem, Price};
+use super::solve::min_peak::MinPeak;
 use super::solve::work::Effort;
+use super::spill::{outside_bytes, spill};
 use super::steps::Step;
 use ckpt_error::{Error, Result};
 use rayon::prelude::*;
@@ -61,6 +67,9 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
     if offload.to == OffloadTarget::Ranks {
         return offloading.sliced();
     }
+    if offloading.is_between_uses() {
+        return offloading.between_uses();
+    }
     match (offload.set, request.budget()) {
         (OffloadSet::Auto, Some(_)) if request.objective == Objective::Cost => offloading.chosen(),
         (OffloadSet::Auto, _) => Err(Error::usage(
@@ -72,10 +81,28 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
         _ => {
             let fixed = Some(Constraint::Recompute);
             let mut plan = offloading.moved(&offloading.candidates(), fixed)?;
-            offloading.check_room(&plan.schedule.offloaded)?;
+            let offloaded = plan.schedule.offloaded.iter();
+            let bytes = offloaded.map(|op| input.problem.result_bytes(*op)).sum();
+            offloading.check_room(bytes)?;
             plan.offload_to = offload.to;
             Ok(plan)
         }
+    }
+}
+
+/// Returns the smallest peak for which a plan is known, of the kind that [`plan`] makes.
+///
+/// # Errors
+/// A problem that does not run in its own order.
+pub fn smallest_peak(input: &PlanInput, request: &PlanRequest) -> Result<u64> {
+    let offloading = Offloading { input, request };
+    match offloading.is_between_uses() {
+        true => {
+            let runs: Vec<OpIdx> = Policy::CHUNKS.plan(input)?.runs().collect();
+            let steps = offloading.spilled(&runs, 0)?;
+            Ok(evaluate(&input.problem, &steps)?.peak_bytes)
+        }
+        false => Ok(on_device::smallest_peak(input, request)?.reached_bytes),
     }
 }
 
@@ -95,11 +122,15 @@ struct Offloading<'a> {
 }
 
 impl Offloading<'_> {
-    /// Returns the ops whose results may be moved and are asked for, in order.
+    /// Returns the ops whose results may be moved between the passes and are asked for, in order.
     fn candidates(&self) -> Vec<OpIdx> {
+        self.wanted(&self.input.problem.movable())
+    }
+
+    /// Returns those of the movable ops whose results are asked for, in order.
+    fn wanted(&self, movable: &ByOp<bool>) -> Vec<OpIdx> {
         let (offload, problem) = (&self.request.offload, &self.input.problem);
         let (annotations, constraints) = (&self.input.annotations, &self.input.constraints);
-        let movable = problem.movable();
         let is_wanted = |op: &OpIdx| {
             let bytes = problem.result_bytes(*op);
             let outs = &problem.ops[*op].outs;
@@ -159,11 +190,95 @@ impl Offloading<'_> {
         })
     }
 
-    fn check_room(&self, offloaded: &[OpIdx]) -> Result<()> {
-        let bytes = offloaded
-            .iter()
-            .map(|op| self.input.problem.result_bytes(*op));
-        let bytes: u64 = bytes.sum();
+    /// Returns whether results are offloaded between all their uses.
+    fn is_between_uses(&self) -> bool {
+        let Offload { set, to, .. } = self.request.offload;
+        let is_wanted = set != OffloadSet::Nothing && to != OffloadTarget::Ranks;
+        is_wanted && self.input.annotations.has_chunks()
+    }
+
+    /// Returns runs as steps that offload what is asked for between its uses.
+    fn spilled(&self, runs: &[OpIdx], peak_bytes: u64) -> Result<Vec<Step>> {
+        let problem = &self.input.problem;
+        let mut may = problem.by_op(false);
+        for op in self.wanted(&problem.may_leave()) {
+            may[op] = true;
+        }
+        spill(problem, runs, &may, peak_bytes)
+    }
+
+    /// Plans a sequence in chunks: recomputes what the policy of chunks does, or that of the request, and offloads results between
+    /// their uses, within a budget only those that have no room. A budget that the policy alone fits into is planned without
+    /// offloading.
+    fn between_uses(&self) -> Result<Plan, Failure> {
+        let (input, request) = (self.input, self.request);
+        let problem = &input.problem;
+        let budget_bytes = match request.budget() {
+            Some(budget) => Some(input.peak_bytes(budget)?),
+            None => None,
+        };
+        let plain = match budget_bytes {
+            None => on_device::plan(input, request)?,
+            Some(budget_bytes) => match Policy::CHUNKS.plan(input)? {
+                plan if plan.after.peak_bytes <= budget_bytes => {
+                    return on_device::plan(input, request);
+                }
+                plan => plan,
+            },
+        };
+        let runs: Vec<OpIdx> = plain.runs().collect();
+        let steps = match budget_bytes {
+            Some(budget_bytes) => self.spilled(&runs, budget_bytes)?,
+            // As little leaves as about the smallest peak needs.
+            None => {
+                let least = evaluate(problem, &self.spilled(&runs, 0)?)?;
+                let more_bytes = least.peak_above_static_bytes / SHARE;
+                self.spilled(&runs, least.peak_bytes + more_bytes)?
+            }
+        };
+        let reached_bytes = evaluate(problem, &steps)?.peak_bytes;
+        if let Some(budget_bytes) = budget_bytes.filter(|budget| *budget < reached_bytes) {
+            let why = MinPeak {
+                least_bytes: 0,
+                reached_bytes,
+                schedule: runs,
+                static_bytes: problem.static_bytes(),
+                op: None,
+                tensors: Vec::new(),
+            };
+            let why = Infeasible::new(input, budget_bytes, &why);
+            return Err(Failure::Infeasible(Box::new(why)));
+        }
+        self.check_room(outside_bytes(problem, &steps).0)?;
+        let room = Room {
+            peak_bytes: budget_bytes.unwrap_or(reached_bytes),
+            in_flight: request.offload.in_flight,
+        };
+        let steps = match request.offload.streams {
+            true => overlap::spread(problem, &steps, room)?,
+            false => steps,
+        };
+        let mut plan = self.replanned(plain, &steps, None)?;
+        plan.offload_to = match plan.schedule.offloaded.is_empty() {
+            true => OffloadTarget::Host,
+            false => request.offload.to,
+        };
+        if let Some(budget_bytes) = budget_bytes {
+            // Every plan runs every op.
+            let overhead_pct = plan.after.overhead_pct(&plan.before);
+            plan.certify(Certificate {
+                objective: Objective::Cost.word().into(),
+                budget_bytes,
+                lower_bound_pct: 0.0,
+                gap_pct: overhead_pct.max(0.0),
+                class: class(CLASS, !input.overrides.is_empty()) + CLASS_MOVING,
+            })?;
+        }
+        Ok(plan)
+    }
+
+    /// Checks what the host may hold against the bytes that are to be offloaded at once.
+    fn check_room(&self, bytes: u64) -> Result<()> {
         match self.request.offload.host_bytes {
             Some(room) if bytes > room => Err(Error::usage(
                 "offload",
@@ -501,6 +616,9 @@ const CUTS: usize = 8;
 
 /// A plan is good enough if it costs at most this many times the lower bound.
 const ENOUGH: f64 = 1.0005;
+
+/// A plan without a budget may take this part of its smallest peak more, so that less leaves the device.
+const SHARE: u64 = 256;
 
 /// A set of ops that `auto` tries to offload.
 struct Trial {

@@ -3,7 +3,6 @@
 use super::infeasible::Failure;
 use super::input::PlanInput;
 use super::offload;
-use super::on_device::smallest_peak;
 use super::plan::Plan;
 use super::request::PlanRequest;
 use super::solve::work::Effort;
@@ -43,7 +42,7 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<PlanOutcome, Fai
     let seconds = started.elapsed().as_secs_f64();
     let min_peak_bytes = match request.budget() {
         Some(_) if request.wants_min_peak && request.effort != Effort::First => {
-            let reached_bytes = smallest_peak(input, request)?.reached_bytes;
+            let reached_bytes = offload::smallest_peak(input, request)?;
             Some(reached_bytes.min(plan.after.peak_bytes))
         }
         _ => None,

@@ -222,6 +222,8 @@ impl Policy {
     pub const FULL: Policy = Policy::of(&FULL, 0);
     /// Recomputes every norm, attention and MLP of a layer from its inputs.
     pub const SUBMODULE: Policy = Policy::of(&SUBMODULE, 0);
+    /// Recomputes one layer of one chunk of the sequence at a time.
+    pub const CHUNKS: Policy = Policy::of(&CHUNKS, 0);
 
     const fn of(rule: &'static PolicyDef, n: usize) -> Policy {
         Policy {

@@ -455,9 +455,17 @@ impl Problem {
         slices.sum()
     }
 
-    /// Returns whether the results of each op may be offloaded: storages of the forward pass that the op owns, all of them
-    /// read, none a graph output. Where ranks keep slices, each of them has the results whole.
+    /// Returns whether the results of each op may be offloaded between the passes: those of the forward pass that may leave.
     pub fn movable(&self) -> ByOp<bool> {
+        let leaves = self.may_leave();
+        let is_forward = |op: &OpIdx| self.ops[*op].phase == OpPhase::Forward;
+        let each = leaves.indices().map(|op| leaves[op] && is_forward(&op));
+        each.collect()
+    }
+
+    /// Returns whether the results of each op may leave the device at all: storages that the op owns, all of them read, none a
+    /// graph output. Where ranks keep slices, each of them has the results whole.
+    pub fn may_leave(&self) -> ByOp<bool> {
         let mut is_read = self.by_value(false);
         for v in self.ops.iter().flat_map(|op| &op.ins) {
             is_read[*v] = true;
@@ -473,10 +481,8 @@ impl Problem {
             let stays = self.slices.get(v.0) == Some(&0);
             is_owned && is_read[*v] && !is_output[*v] && !stays
         };
-        let movable = |op: &Op| {
-            op.phase == OpPhase::Forward && !op.outs.is_empty() && op.outs.iter().all(&moves)
-        };
-        self.ops.iter().map(movable).collect()
+        let leaves = |op: &Op| !op.outs.is_empty() && op.outs.iter().all(&moves);
+        self.ops.iter().map(leaves).collect()
     }
 
     /// Returns whether the results of each op rest between the passes: after their last reader in the forward pass and before their
@@ -513,12 +519,12 @@ impl Problem {
         if offloaded.is_empty() {
             return Ok(());
         }
-        let movable = self.movable();
-        if let Some(op) = offloaded.iter().find(|op| movable.at(**op) != Some(&true)) {
+        let leaves = self.may_leave();
+        if let Some(op) = offloaded.iter().find(|op| leaves.at(**op) != Some(&true)) {
             let name = self.ops.at(*op).map_or("?", |o| o.name.as_str());
             let what = format!("the results of op {op} (`{name}`) cannot be moved");
             return Err(Error::usage("offload", what).expected(
-                "activations of the forward part that something reads and that are no outputs",
+                "activations and gradients that something reads and that are no outputs",
             ));
         }
         match self.transfer {

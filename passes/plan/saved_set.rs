@@ -100,8 +100,14 @@ pub fn chunked_schedule(
         .collect();
     let mut schedule = Vec::with_capacity(problem.ops.len());
     let mut listed = problem.by_op(false);
+    // Gradients of a loss in chunks run while what they read of the forward pass is there.
+    let last_chunk = layer_chunk_of
+        .enumerated()
+        .filter(|(o, place)| place.is_some() && problem.ops[*o].phase == OpPhase::Forward);
+    let early = last_chunk.map(|(o, _)| o).last();
     for (o, op) in problem.ops.enumerated() {
-        if op.phase == OpPhase::Backward {
+        let is_late = early.is_none_or(|last| last < o);
+        if op.phase == OpPhase::Backward && is_late {
             let maker = |v: &ValueIdx| problem.values[*v].producer.filter(|_| !ready[*v]);
             let read: Vec<Option<LayerChunk>> = op
                 .ins

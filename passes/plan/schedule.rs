@@ -502,12 +502,14 @@ mod tests {
     }
 
     #[test]
-    fn outputs_and_gradients_are_not_moved() {
+    fn outputs_are_not_moved_and_gradients_not_between_the_passes() {
         let mut p = chain();
         let movable: Vec<bool> = p.movable().iter().copied().collect();
         assert_eq!(movable, [true, true, true, false, false, false, false]);
+        let leaves: Vec<bool> = p.may_leave().iter().copied().collect();
+        assert_eq!(leaves, [true, true, true, false, true, true, false]);
         let code = |p: &Problem, op: usize| p.check_movable(&[OpIdx(op)]).unwrap_err().code();
-        assert_eq!(code(&p, 4), "offload");
+        assert_eq!(code(&p, 6), "offload");
         p.transfer = None;
         assert_eq!(code(&p, 0), "offload");
     }

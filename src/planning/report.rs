@@ -6,9 +6,10 @@ use crate::units::{at_most, bytes, flops};
 use ckpt_passes::Result;
 use ckpt_passes::analysis::sharing::KvSharing;
 use ckpt_passes::plan::on_device::{frontier, policies, policies_left_out};
+use ckpt_passes::plan::spill::outside_bytes;
 use ckpt_passes::plan::{
-    Basis, Goal, Objective, Offload, OffloadSet, Plan, PlanOutcome, PlanRequest, Policy, Score,
-    Step, Trial, offload,
+    Basis, Goal, Objective, Offload, OffloadSet, OffloadTarget, Plan, PlanOutcome, PlanRequest,
+    Policy, Score, Step, Trial, offload,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -149,6 +150,10 @@ pub struct Report {
     pub cost_after: f64,
     /// Bytes that the plan reads, writes and transfers.
     pub traffic_after_bytes: u64,
+    /// The most bytes that are off the device at once.
+    pub outside_peak_bytes: u64,
+    /// Bytes that leave the device and bytes that come back.
+    pub transferred_bytes: u64,
     /// Bytes that a rank receives from the others in a step; 0 for one process.
     pub link_bytes: u64,
     /// The part of `cost_after` that exchanges between ranks take, as if nothing ran beside them.
@@ -227,8 +232,14 @@ impl Report {
             let others = problem.result_bytes(step.op()).saturating_sub(own);
             (own > 0).then(|| (others, problem.cost(*step)))
         }));
+        let (outside_peak_bytes, transferred_bytes) = match plan.offload_to {
+            OffloadTarget::Ranks => (0, 0),
+            _ => outside_bytes(problem, &plan.schedule.steps),
+        };
         Report {
             plan: PlanReport::new(step, outcome, objective),
+            outside_peak_bytes,
+            transferred_bytes,
             objective: objective.word(),
             budget_on: input.basis.name(),
             peak_above_static_before_bytes: before.peak_above_static_bytes,
@@ -304,6 +315,15 @@ impl Report {
             self.traffic_overhead_pct
         );
         out.push_str(&self.plan.slices_line());
+        if self.transferred_bytes > 0 {
+            let _ = writeln!(
+                out,
+                "  offloads results of {} ops: at most {} are outside at once, {} leave and come back",
+                self.plan.offloaded,
+                bytes(self.outside_peak_bytes),
+                bytes(self.transferred_bytes)
+            );
+        }
         if self.link_bytes > 0 {
             let _ = writeln!(
                 out,

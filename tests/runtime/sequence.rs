@@ -8,7 +8,7 @@ use ckpt_opt::tensors::{Tensors, feed::Feed, random};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
+use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, PlanRequest, Policy};
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
@@ -48,13 +48,20 @@ fn compile_fixture(model: &str, request: &Request) -> (Graph, Option<u64>) {
 }
 
 fn run(graph: &Graph) -> (BTreeMap<String, Tensor>, u64) {
+    let (outputs, peak_bytes, _) = run_offloading(graph);
+    (outputs, peak_bytes)
+}
+
+/// Also returns the most bytes outside at once.
+fn run_offloading(graph: &Graph) -> (BTreeMap<String, Tensor>, u64, u64) {
     let mut feed = Feed::new(graph, Tensors::new()).unwrap();
     random::fill(graph, &mut feed, &dims(), 7).unwrap();
     let inputs = feed.inputs.iter();
     let inputs = inputs.map(|(n, x)| (n.clone(), convert::tensor(n, x).unwrap()));
     let program = Program::new(graph).unwrap();
     let done = program.run(&inputs.collect()).unwrap();
-    (done.outputs.into_iter().collect(), done.peak_bytes)
+    let outputs = done.outputs.into_iter().collect();
+    (outputs, done.peak_bytes, done.outside_peak_bytes)
 }
 
 #[test]
@@ -85,26 +92,46 @@ fn chunks_of_the_sequence_make_the_whole() {
                     "{what}: {name} is off by {gap} of {most}"
                 );
             }
+            let mut outside = Vec::new();
             for plan in plans() {
                 let (graph, predicted) = compiled(model, loss, chunks, plan);
-                let (planned, peak) = run(&graph);
+                let (planned, peak, outside_bytes) = run_offloading(&graph);
                 assert_eq!(Some(peak), predicted, "{what}");
                 assert!(peak < unplanned_peak, "{what}");
+                outside.push(outside_bytes);
                 for (name, x) in &planned {
                     assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
                 }
             }
+            assert_eq!(outside[..2], [0, 0], "{what}");
+            assert!(
+                outside[2] > 0 && outside[3] <= outside[2],
+                "{what}: {outside:?}"
+            );
         }
     }
 }
 
-/// Returns a budget, and the policy that keeps what later chunks read.
-fn plans() -> [PlanRequest; 2] {
+/// Returns a budget, the policy that keeps what later chunks read, and both with results that wait outside.
+fn plans() -> [PlanRequest; 4] {
     let budget = PlanRequest {
         effort: Effort::First,
         ..Budget::Percent(50.0).into()
     };
-    [budget, Policy::parse("chunks").unwrap().into()]
+    let outside = |request: PlanRequest| PlanRequest {
+        offload: Offload {
+            set: OffloadSet::All,
+            min_bytes: 64,
+            ..Offload::default()
+        },
+        ..request
+    };
+    [
+        budget,
+        Policy::CHUNKS.into(),
+        outside(Policy::CHUNKS.into()),
+        outside(Budget::Percent(40.0).into()),
+    ]
 }
 
 #[test]
