@@ -376,6 +376,27 @@ impl Dim {
         }
     }
 
+    /// Returns `p` and `q` where this is `p / q` of a size, rounded down, with `0 <= p <= q`: so it lies between 0 and the size,
+    /// which is not negative, whatever it is.
+    pub fn share_of(&self, size: &Dim) -> Option<(i128, i128)> {
+        let (of, by) = match self.as_atom() {
+            Some(Atom::Div(of, by)) => (of.clone(), by.as_const()?),
+            _ => (self.clone(), 1),
+        };
+        let (own, all) = (of.terms(), size.terms());
+        let (p, q) = match (own.first(), all.first()) {
+            (None, _) => (0, 1),
+            (Some((_, p)), Some((_, q))) => (i128::from(*p), i128::from(*q)),
+            (Some(_), None) => return None,
+        };
+        let is_share = |((m, c), (n, d)): (&(Monomial, i64), &(Monomial, i64))| {
+            m == n && i128::from(*c) * q == i128::from(*d) * p
+        };
+        let is_part = p == 0 || own.len() == all.len() && own.iter().zip(&all).all(is_share);
+        let (p, q) = (p * q.signum(), q.abs() * i128::from(by));
+        (is_part && by > 0 && 0 <= p && p <= q).then_some((p, q))
+    }
+
     /// Returns the larger of two.
     pub fn larger(&self, other: &Dim) -> Dim {
         if other.is_at_least(self) {
@@ -471,7 +492,47 @@ impl Dim {
 
     /// Returns a proven lower and upper bound.
     pub fn bounds(&self) -> (Option<i64>, Option<i64>) {
-        self.bounds_within(MAX_CASES_DEPTH)
+        let (lo, hi) = self.bounds_within(MAX_CASES_DEPTH);
+        match lo {
+            Some(0..) => (lo, hi),
+            _ if self.is_difference_of_quotients() => (Some(0), hi),
+            _ => (lo, hi),
+        }
+    }
+
+    /// Returns true for `m·floor(a / b) - m·floor(c / d)` with `a / b` no less than `c / d`, such as the length of a chunk of an
+    /// axis. Any other atom is divided by 1.
+    fn is_difference_of_quotients(&self) -> bool {
+        let terms = self.terms();
+        let [first, second] = terms.as_slice() else {
+            return false;
+        };
+        let ((more, plus), (less, minus)) = match first.1 > second.1 {
+            true => (first, second),
+            false => (second, first),
+        };
+        let without = |m: &Monomial, of: &Monomial| -> Monomial {
+            let own = m.iter().filter(|atom| !of.contains(atom));
+            own.cloned().collect()
+        };
+        let (own, other) = (without(more, less), without(less, more));
+        let ([a], [b]) = (own.as_slice(), other.as_slice()) else {
+            return false;
+        };
+        let divided = |atom: &Atom| match atom {
+            Atom::Div(of, by) => Some((of.clone(), by.as_const().filter(|by| *by > 0)?)),
+            _ => Some((Dim::from_atom(atom.clone()), 1)),
+        };
+        let is_size = |atom: &Atom| atom.bounds(0).0.is_some_and(|least| least >= 0);
+        let is_above = || {
+            let ((a, by_a), (b, by_b)) = (divided(a)?, divided(b)?);
+            let gap = a.mul(&Dim::from(by_b)).sub(&b.mul(&Dim::from(by_a)));
+            Some(gap.bounds_within(0).0? >= 0)
+        };
+        more.len() == less.len()
+            && plus.checked_neg() == Some(*minus)
+            && more.iter().all(is_size)
+            && is_above() == Some(true)
     }
 
     fn bounds_within(&self, depth: u32) -> (Option<i64>, Option<i64>) {

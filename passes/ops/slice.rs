@@ -162,6 +162,12 @@ fn span_length(dim: &Dim, start: &Dim, end: &Dim, step: i64) -> Option<Dim> {
     {
         return Some(Dim::from(slice_span(dim, start, end, step).1));
     }
+    // Both lie on the axis, in this order.
+    if let (1, Some((p, q)), Some((r, s))) = (step, start.share_of(dim), end.share_of(dim))
+        && p.checked_mul(s)? <= r.checked_mul(q)?
+    {
+        return Some(end.sub(start));
+    }
     let (start, end) = (bound(dim, start)?, bound(dim, end)?);
     let last = dim.sub(&Dim::ONE);
     let distance = if step > 0 {
@@ -391,6 +397,25 @@ mod tests {
     }
 
     /// The forms exporters write stay simple.
+    /// Shares of a size of which nothing is known but that it is one.
+    #[test]
+    fn shares_of_an_axis_have_lengths() {
+        let n = Dim::symbol("n");
+        let part = |k: i64| n.mul(&Dim::from(k)).div(&Dim::from(3));
+        let dim = part(2).sub(&part(1));
+        let share = |k: i64| dim.mul(&Dim::from(k)).div(&Dim::from(4));
+        for (from, to) in [(0, 1), (1, 2), (1, 4), (3, 4), (2, 2)] {
+            let length = span_length(&dim, &share(from), &share(to), 1).unwrap();
+            for size in 1..40 {
+                let at = |d: &Dim| d.eval(&|_| Some(size)).unwrap();
+                let span = slice_span(at(&dim), at(&share(from)), at(&share(to)), 1);
+                assert_eq!(at(&length), span.1, "{from} {to} {size}");
+            }
+        }
+        assert!(share(5).share_of(&dim).is_none() && share(-1).share_of(&dim).is_none());
+        assert!(span_length(&dim, &share(3), &share(1), 1).is_none());
+    }
+
     #[test]
     fn common_lengths_are_simple() {
         let s = Dim::symbol("s");

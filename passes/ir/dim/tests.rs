@@ -245,3 +245,28 @@ fn random_expressions_keep_their_values() {
         }
     }
 }
+
+#[test]
+fn chunks_of_an_axis_have_lengths_that_are_not_negative() {
+    let (n, m) = (Dim::symbol("n"), Dim::symbol("m"));
+    for count in [3, 64] {
+        let start = |i: i64| n.mul(&Dim::from(i)).div(&Dim::from(count));
+        for i in 0..count {
+            let length = m.mul(&start(i + 1).sub(&start(i)));
+            assert_eq!(
+                length.bounds().0.map(|least| least >= 0),
+                Some(true),
+                "{length}"
+            );
+            let double = length.mul(&Dim::from(2));
+            assert!(double.bounds().0.is_some_and(|least| least >= 0));
+            // What may be negative is not bounded.
+            let back = start(i).sub(&start(i + 1)).mul(&m);
+            assert_eq!(back.bounds().0, None, "{back}");
+        }
+    }
+    let a = n.div(&Dim::from(2)).sub(&n.div(&Dim::from(3))).mul(&m);
+    assert!(a.bounds().0.is_some());
+    let b = n.div(&Dim::from(3)).sub(&n.div(&Dim::from(2))).mul(&m);
+    assert_eq!(b.bounds().0, None);
+}
