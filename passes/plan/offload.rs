@@ -68,6 +68,12 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
         return offloading.sliced();
     }
     if offloading.is_between_uses() {
+        if offload.set == OffloadSet::LayerInputs {
+            let what =
+                "layers have no inputs of their own where the sequence goes through them in chunks";
+            let error = Error::usage("offload", what);
+            return Err(error.expected("--offload cpu, disk or auto").into());
+        }
         return offloading.between_uses();
     }
     match (offload.set, request.budget()) {

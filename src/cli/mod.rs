@@ -37,8 +37,8 @@ use options::{convert as conversion, plan as plans, runtime, train as train_opti
 use output::{Console, print, print_error, print_json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Mutex;
 
 /// Passes and readers recurse at most as deep as their limits allow, which takes less than this.
@@ -202,25 +202,34 @@ impl Verb {
 }
 
 /// Parses the command line, runs the command, and turns its result into an exit code.
-pub fn main() -> ExitCode {
+pub fn main() -> ! {
+    let code = exit_code();
+    // Where stdout is closed, its readers have what they wanted.
+    let _ = std::io::stdout().flush();
+    // The destructors of libtorch would take a quarter of the time of a short command, to free what the system takes back.
+    // SAFETY: all of our own values are dropped, and no thread is left that writes anything.
+    unsafe { libc::_exit(code.into()) }
+}
+
+fn exit_code() -> u8 {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     let cli = match parsed(&mut words) {
         Ok(cli) => cli,
-        Err(Unparsed::Told(error)) if !error.use_stderr() => error.exit(),
+        Err(Unparsed::Told(error)) if !error.use_stderr() => return told(&error),
         Err(unparsed) => {
             let error = unparsed.error();
             tell(&error, wants_json(&words));
-            match unparsed {
-                Unparsed::Refused(error) => return failed(&error),
-                Unparsed::Told(error) => error.exit(),
-            }
+            return match unparsed {
+                Unparsed::Refused(error) => failed(&error),
+                Unparsed::Told(error) => told(&error),
+            };
         }
     };
     set_up_cuda(cli.verb.place());
     let console = cli.verb.console();
     progress::set_quiet(console.is_some_and(|c| c.quiet));
     match guarded(move || cli.verb.run()) {
-        Ok(code) => ExitCode::from(code),
+        Ok(code) => code,
         Err(error) => {
             // A verification that fails has printed its certificate.
             let has_printed = error.kind() == Kind::Verification;
@@ -233,6 +242,12 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Prints what the command line asks for instead of a command, such as help, or what is wrong with it.
+fn told(error: &clap::Error) -> u8 {
+    let _ = error.print();
+    error.exit_code() as u8
+}
+
 /// Prints an error as the one JSON object on stdout.
 fn tell(error: &Error, is_json: bool) {
     if is_json {
@@ -241,9 +256,9 @@ fn tell(error: &Error, is_json: bool) {
     }
 }
 
-fn failed(error: &Error) -> ExitCode {
+fn failed(error: &Error) -> u8 {
     print_error(error);
-    ExitCode::from(error.exit_code() as u8)
+    error.exit_code() as u8
 }
 
 /// Why a command line was not read.

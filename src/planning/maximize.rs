@@ -10,10 +10,11 @@
 //! it, [`PARTS`] apart. The result says which it was.
 
 use super::step::TrainingStep;
+use ckpt_passes::analysis::ranges;
 use ckpt_passes::compile::Request;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{
-    Budget, Effort, PlanOutcome, PlanRequest, Policy, ValueIdx, ValueKind, plan,
+    Budget, Effort, Failure, PlanOutcome, PlanRequest, Policy, ValueIdx, ValueKind, plan,
 };
 use ckpt_passes::transform::sequence::Chunked;
 use ckpt_passes::{Error, Kind, Result};
@@ -76,7 +77,7 @@ impl Maximized {
 /// the other dims; its number for the wanted one is not used.
 ///
 /// # Errors
-/// `error[budget]` where not even size 1 fits; a dim that the model does not have; what any pass refuses.
+/// `error[budget]` where not even the smallest size fits; a dim that the model does not have; what any pass refuses.
 pub fn maximize(
     graph: &Graph,
     request: &Request,
@@ -96,23 +97,34 @@ pub fn maximize(
         .help("give a budget in bytes, --budget 8GiB, or a --device-profile with memory"));
     }
     let mut training = graph.clone();
-    let mut at_one = Request {
-        // A chunk count that is best at size 1 says nothing about others: the rule decides it.
+    let mut smallest = Request {
+        // A chunk count that is best at the smallest size says nothing about others: the rule decides it.
         plan: PlanRequest {
             offload: request.plan.offload,
             ..Policy::NONE.into()
         },
         ..request.clone()
     };
-    at_one.dims.retain(|(name, _)| name != goal.dim);
-    at_one.dims.push((goal.dim.into(), 1));
-    let least = TrainingStep::of_graph(&mut training, &at_one)?;
+    smallest.dims.retain(|(name, _)| name != goal.dim);
+    let mut from = ranges::of(graph)?.get(goal.dim).map_or(1, |range| range.0);
+    smallest.dims.push((goal.dim.into(), from));
+    let mut least = TrainingStep::of_graph(&mut training, &smallest);
+    let chunks = request.sequence_chunks as i64;
+    if least.as_ref().is_err_and(|e| e.code() == "dim") && chunks > from {
+        // Each chunk of a sequence has a token.
+        (training, from) = (graph.clone(), chunks);
+        smallest.dims.retain(|(name, _)| name != goal.dim);
+        smallest.dims.push((goal.dim.into(), from));
+        least = TrainingStep::of_graph(&mut training, &smallest);
+    }
+    let least = least?;
     let search = Search {
         training: &training,
         sequence: least.sequence.as_ref(),
-        request: &at_one,
+        request: &smallest,
         plan: request.plan.with_budget(budget),
         goal,
+        from,
     };
     let Some((impossible_from, grows)) = search.impossible_from(&least)? else {
         return Err(Error::usage(
@@ -123,13 +135,13 @@ pub fn maximize(
             ),
         ));
     };
-    let is_exhaustive = impossible_from <= EXHAUSTIVE + 1;
+    let is_exhaustive = impossible_from <= EXHAUSTIVE + from;
     let (good, tried) = match is_exhaustive {
-        true => search.first_of((1..impossible_from).rev())?,
+        true => search.first_of((from..impossible_from).rev())?,
         false => search.by_bisection(impossible_from)?,
     };
     let Some((size, step, outcome)) = good else {
-        // The reason why size 1 does not work.
+        // The reason why the smallest size does not work.
         return match plan(&least.input, &search.plan) {
             Ok(_) => Err(Error::budget(format!(
                 "no size of `{}` is within {} % overhead",
@@ -158,6 +170,8 @@ struct Search<'a> {
     request: &'a Request,
     plan: PlanRequest,
     goal: &'a Goal<'a>,
+    /// The smallest size that the model works at.
+    from: i64,
 }
 
 /// A size that works, with its step and plan.
@@ -183,7 +197,7 @@ impl Search<'_> {
             ..self.plan.clone()
         };
         let (mut good, mut tried): (Option<Fitting>, usize) = (None, 0);
-        let (mut low, mut high) = (0, end);
+        let (mut low, mut high) = (self.from - 1, end);
         while high - low > 1 && (high - low) * PARTS > low {
             let middle = low + (high - low) / 2;
             tried += 1;
@@ -196,7 +210,7 @@ impl Search<'_> {
             }
         }
         // With more effort larger sizes may work, also above one that does not: from the top down, as often as the top works.
-        let mut low = low.max(1);
+        let mut low = low.max(self.from);
         loop {
             let step = (low / PARTS).max(1);
             let tops = (0..=TOPS).rev().map(|steps| low + steps * step);
@@ -240,6 +254,12 @@ impl Search<'_> {
         let outcome = match plan(&step.input, request) {
             Ok(outcome) => outcome,
             Err(failure) if failure.is_infeasible() => return Ok(None),
+            // The host has no room for so much.
+            Err(Failure::Invalid(error))
+                if error.code() == "offload" && request.offload.host_bytes.is_some() =>
+            {
+                return Ok(None);
+            }
             Err(failure) => return Err(failure.into()),
         };
         let (before, after) = (&outcome.plan.before, &outcome.plan.after);
@@ -262,13 +282,13 @@ impl Search<'_> {
     /// `None` where there is none.
     fn impossible_from(&self, least: &TrainingStep) -> Result<Option<(i64, bool)>> {
         if self.is_impossible(least)? {
-            return Ok(Some((1, true)));
+            return Ok(Some((self.from, true)));
         }
         let bytes = |step: &TrainingStep| -> Vec<u64> {
             step.input.problem.values.iter().map(|v| v.bytes).collect()
         };
         let (mut before, mut grows) = (bytes(least), true);
-        let (mut possible, mut over) = (1i64, 2i64);
+        let (mut possible, mut over) = (self.from, 2 * self.from);
         loop {
             if over > MAX_SIZE {
                 return Ok(None);

@@ -436,6 +436,34 @@ const MLP: &str = "graph @g imported (%x: f32[n, 4]) -> (%y) {
 ";
 
 #[test]
+fn the_largest_size_leaves_the_host_what_it_may_hold() {
+    let dir = workplace();
+    let run = |line: &str| {
+        let step = "plan model.onnx --loss causal-lm --drop-output logits --dim batch=1 --tile-sequence 4 --effort first";
+        let all = format!("{step} {line} --format json");
+        call(
+            dir.path(),
+            &all.split(' ').filter(|w| !w.is_empty()).collect::<Vec<_>>(),
+        )
+    };
+    let search = "--maximize seq --budget 256KiB --offload cpu";
+    let size = |more: &str| json(&run(&format!("{search} {more}")))["maximized"]["size"].as_i64();
+    let (little, much) = (size("--host-budget 40KiB"), size(""));
+    assert!(little < much, "{little:?} {much:?}");
+    let at = |seq: i64| {
+        let found = json(&run(&format!(
+            "--dim seq={seq} --budget 256KiB --offload cpu"
+        )));
+        found["outside_peak_bytes"].as_u64().unwrap()
+    };
+    let limit = 40 << 10;
+    assert!(at(little.unwrap()) <= limit && at(much.unwrap()) > limit);
+    // Layers have no inputs of their own there.
+    let refused = run("--dim seq=64 --offload block-inputs --policy chunks");
+    assert_eq!(code(&refused), 2);
+}
+
+#[test]
 fn the_largest_size_is_the_one_that_trying_all_finds() {
     let dir = workplace();
     std::fs::write(dir.path().join("mlp.ckir"), MLP).unwrap();

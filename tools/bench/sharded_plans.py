@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.lib import llama, options
+from tools.lib.chart import Axis, Curve, chart
 from tools.lib.compiler import Compiler, Refused
 
 STEP = (
@@ -36,7 +37,6 @@ LINK_SOURCES = (
     "64 and 1,024 devices: one 400 Gb/s port for each device",
     "latencies are assumptions, not measured",
 )
-WIDTH, HEIGHT, EDGE = 860, 460, 64
 
 
 @dataclass(frozen=True)
@@ -159,38 +159,23 @@ def steps_lines(steps: list[Step]) -> list[str]:
 
 def picture(points: list[Point]) -> str:
     """Draws the three curves and the bound: time that a plan adds, over the budget."""
-    shares = [p for point in points for p in (*point.overhead.values(), point.bound) if p is not None]
+
+    def curve(label: str, color: str, values: list[float | None], is_dashed: bool = False) -> Curve:
+        pairs = zip(points, values, strict=True)
+        known = [(point.budget_bytes, max(value, 0)) for point, value in pairs if value is not None]
+        return Curve(label, color, known, is_dashed=is_dashed)
+
+    curves = [curve(WORDS[name], COLORS[name], [point.overhead[name] for point in points]) for name in CURVES]
+    curves.append(curve("proven lower bound", "#c0392b", [point.bound for point in points], is_dashed=True))
+    most = max(percent for each in curves for _, percent in each.points)
     budgets = [point.budget_bytes for point in points]
-    most, least, span = max(shares) * 1.05, min(budgets), max(budgets) - min(budgets)
-    width, height = WIDTH - 2 * EDGE, HEIGHT - 2 * EDGE
-
-    def at(budget: float, percent: float) -> str:
-        return f"{EDGE + width * (budget - least) / span:.1f},{EDGE + height * (1 - max(percent, 0) / most):.1f}"
-
-    def curve(values: list[float | None], color: str, more: str = "") -> str:
-        known = " ".join(at(b, v) for b, v in zip(budgets, values, strict=True) if v is not None)
-        return f'<polyline points="{known}" fill="none" stroke="{color}" stroke-width="2" {more}/>'
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-        f'<path d="M{EDGE} {EDGE}V{HEIGHT - EDGE}H{WIDTH - EDGE}" fill="none" stroke="#222"/>',
-    ]
-    for tick in range(5):
-        percent, budget = most * tick / 4, least + span * tick / 4
-        x, y = at(budget, percent).split(",")
-        lines.append(f'<text x="{EDGE - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{percent:.1f}</text>')
-        lines.append(f'<text x="{x}" y="{HEIGHT - EDGE + 20}" text-anchor="middle">{budget / 1e9:.2f}</text>')
-    lines.append(curve([point.bound for point in points], "#c0392b", 'stroke-dasharray="6 4"'))
-    for name in reversed(CURVES):
-        lines.append(curve([point.overhead[name] for point in points], COLORS[name]))
-    for i, (label, color) in enumerate([*((WORDS[n], COLORS[n]) for n in CURVES), ("proven lower bound", "#c0392b")]):
-        row = EDGE + 18 * i
-        lines.append(f'<path d="M{WIDTH - 280} {row}h26" stroke="{color}" stroke-width="2"/>')
-        lines.append(f'<text x="{WIDTH - 246}" y="{row + 4}">{label}</text>')
-    lines.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 18}" text-anchor="middle">budget of a rank, GB</text>')
-    lines.append(f'<text x="{EDGE}" y="{EDGE - 20}">extra time by the cost model, %</text>')
-    return "\n".join([*lines, "</svg>", ""])
+    x = [min(budgets) + (max(budgets) - min(budgets)) * tick / 4 for tick in range(5)]
+    y = [most * tick / 4 for tick in range(5)]
+    return chart(
+        curves,
+        Axis("budget of a rank, GB", [(tick, f"{tick / 1e9:.2f}") for tick in x]),
+        Axis("extra time by the cost model, %", [(tick, f"{tick:.1f}") for tick in y]),
+    )
 
 
 def page(points: list[Point], steps: list[Step]) -> str:

@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tools.lib import options, page
+from tools.lib.chart import Axis, Curve, chart
 from tools.lib.compiler import Compiler
 from tools.lib.models import PREFIX, build, export
 from tools.oracle.training import cosine, groups, loss_of
@@ -45,7 +46,6 @@ ADAPTERS, RANK, ALPHA = ("c_attn", "c_proj", "c_fc"), 16, 32
 MERGED = 1e-6
 """Largest relative difference of a merged weight, whose product is computed in float32."""
 ADAPTER_STEPS, ADAPTER_RATE, ADAPTER_EVALUATION = 40, 2e-3, 1e-4
-WIDTH, HEIGHT, MARGIN = 720, 400, 48
 Row = dict[str, Any]
 
 
@@ -253,35 +253,20 @@ def load(layers: int, path: Path) -> torch.nn.Module:
 
 def picture(ours: list[Row], theirs: list[Row]) -> str:
     """Draws both curves of losses over steps as SVG."""
-    low, high = 0.0, max(row["loss"] for row in [*ours, *theirs])
-    width, height = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
 
-    def points(rows: list[Row]) -> str:
-        return " ".join(
-            f"{MARGIN + width * row['step'] / len(rows):.1f},{MARGIN + height * (high - row['loss']) / (high - low):.1f}"
-            for row in rows
-        )
+    def points(rows: list[Row]) -> list[tuple[float, float]]:
+        return [(row["step"], row["loss"]) for row in rows]
 
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+    most = int(max(row["loss"] for row in [*ours, *theirs]))
+    curves = [
+        Curve("PyTorch, eager", "#bbb", points(theirs), stroke=5),
+        Curve(f"ckpt-opt train --budget {BUDGET}", "#b3261e", points(ours), stroke=1.5),
     ]
-    for loss in range(0, int(high) + 1, 2):
-        y = MARGIN + height * (high - loss) / (high - low)
-        lines.append(f'<path d="M{MARGIN} {y:.1f}H{WIDTH - MARGIN}" stroke="#ddd"/>')
-        lines.append(f'<text x="{MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{loss}</text>')
-    for step in range(0, len(ours) + 1, max(1, len(ours) // 6)):
-        x = MARGIN + width * step / len(ours)
-        lines.append(f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{step}</text>')
-    legend = (("#bbb", 5, theirs, "PyTorch, eager"), ("#b3261e", 1.5, ours, f"ckpt-opt train --budget {BUDGET}"))
-    for at, (color, stroke, rows, name) in enumerate(legend):
-        lines.append(f'<polyline points="{points(rows)}" fill="none" stroke="{color}" stroke-width="{stroke}"/>')
-        y = MARGIN + 16 + 18 * at
-        lines.append(f'<path d="M{WIDTH - 260} {y}h24" stroke="{color}" stroke-width="{stroke}"/>')
-        lines.append(f'<text x="{WIDTH - 228}" y="{y + 4}">{name}</text>')
-    lines.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">step</text>')
-    lines.append(f'<text x="{MARGIN}" y="{MARGIN - 16}">loss</text>')
-    return "\n".join([*lines, "</svg>", ""])
+    return chart(
+        curves,
+        Axis("step", [(step, str(step)) for step in range(0, len(ours) + 1, max(1, len(ours) // 6))]),
+        Axis("loss", [(loss, str(loss)) for loss in range(0, most + 1, 2)]),
+    )
 
 
 def main() -> int:
