@@ -29,6 +29,7 @@ pub mod plan;
 pub mod planner;
 pub mod policy;
 pub mod problem;
+mod range_max;
 pub mod request;
 pub mod saved_set;
 pub mod schedule;

@@ -9,6 +9,7 @@
 
 use super::index::{ByOp, OpIdx, ValueIdx};
 use super::problem::Problem;
+use super::range_max::RangeMax;
 use super::schedule::{Timeline, evaluate};
 use super::steps::{Step, settled};
 use ckpt_error::Result;
@@ -72,7 +73,7 @@ struct Spilling<'a> {
     /// The shortest first.
     waits: Vec<Wait>,
     /// The bytes that are alive at each step, above static, if all waits are outside.
-    live: Most,
+    live: RangeMax,
 }
 
 impl Spilling<'_> {
@@ -80,10 +81,11 @@ impl Spilling<'_> {
         let mut waits = waits(problem, runs, may);
         waits.sort_by_key(|wait| wait.made);
         let live = Timeline::new(problem, runs)?.live_bytes;
-        let mut live = Most::new(live.into_iter().map(|bytes| bytes as i64));
+        let live: Vec<i64> = live.into_iter().map(|bytes| bytes as i64).collect();
+        let mut live = RangeMax::new(&live);
         for wait in &waits {
-            live.add((wait.from + 1, wait.to), -wait.bytes);
-            live.add((wait.to, wait.to + 1), wait.others);
+            live.add(wait.from + 1..wait.to, -wait.bytes);
+            live.add(wait.to..wait.to + 1, wait.others);
         }
         Ok(Spilling {
             problem,
@@ -103,12 +105,13 @@ impl Spilling<'_> {
             // Where a result leaves, another may be written over it.
             let takes = |v: &ValueIdx| problem.values[*v].producer == Some(wait.op);
             let taken = &problem.ops[self.runs[wait.from]].in_place_operands;
-            let is_tight = taken.iter().any(takes) && over(live.of((wait.from, wait.from + 1)));
-            let range = (wait.from + 1, wait.to);
-            let leaves = is_tight || over(live.of(range) + wait.bytes);
+            let is_tight =
+                taken.iter().any(takes) && over(live.largest_in(wait.from..wait.from + 1));
+            let range = wait.from + 1..wait.to;
+            let leaves = is_tight || over(live.largest_in(range.clone()) + wait.bytes);
             if !leaves {
                 live.add(range, wait.bytes);
-                live.add((wait.to, wait.to + 1), -wait.others);
+                live.add(wait.to..wait.to + 1, -wait.others);
             }
             leaves
         };
@@ -141,7 +144,7 @@ fn waits(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Wait> {
         made.push(sum);
         sum += problem.result_bytes(*run);
     }
-    // Nothing is an output that may leave.
+    // No result that may leave is an output.
     let mut last = problem.by_value(0);
     for (at, run) in runs.iter().enumerate() {
         problem.ops[*run].ins.iter().for_each(|v| last[*v] = at);
@@ -180,76 +183,6 @@ fn waits(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Wait> {
     waits
 }
 
-/// The most of a list of numbers in any range, while ranges of it change: a segment tree.
-#[derive(Clone)]
-struct Most {
-    /// A power of two. By node, what is added below it, and the most below it with that.
-    size: usize,
-    added: Vec<i64>,
-    most: Vec<i64>,
-}
-
-impl Most {
-    fn new(numbers: impl ExactSizeIterator<Item = i64>) -> Most {
-        let size = numbers.len().next_power_of_two();
-        let mut most = vec![0; 2 * size];
-        for (leaf, number) in most[size..].iter_mut().zip(numbers) {
-            *leaf = number;
-        }
-        for node in (1..size).rev() {
-            most[node] = most[2 * node].max(most[2 * node + 1]);
-        }
-        Most {
-            size,
-            added: vec![0; 2 * size],
-            most,
-        }
-    }
-
-    /// Returns the most in a range that is not empty.
-    fn of(&self, range: (usize, usize)) -> i64 {
-        self.below(1, (0, self.size), range)
-    }
-
-    fn below(&self, node: usize, (low, high): (usize, usize), range: (usize, usize)) -> i64 {
-        if range.1 <= low || high <= range.0 {
-            return i64::MIN / 2;
-        }
-        if range.0 <= low && high <= range.1 {
-            return self.most[node];
-        }
-        let middle = (low + high) / 2;
-        let left = self.below(2 * node, (low, middle), range);
-        let right = self.below(2 * node + 1, (middle, high), range);
-        left.max(right) + self.added[node]
-    }
-
-    fn add(&mut self, range: (usize, usize), more: i64) {
-        self.add_below(1, (0, self.size), range, more);
-    }
-
-    fn add_below(
-        &mut self,
-        node: usize,
-        (low, high): (usize, usize),
-        range: (usize, usize),
-        more: i64,
-    ) {
-        if range.1 <= low || high <= range.0 {
-            return;
-        }
-        if range.0 <= low && high <= range.1 {
-            self.added[node] += more;
-            self.most[node] += more;
-            return;
-        }
-        let middle = (low + high) / 2;
-        self.add_below(2 * node, (low, middle), range, more);
-        self.add_below(2 * node + 1, (middle, high), range, more);
-        self.most[node] = self.most[2 * node].max(self.most[2 * node + 1]) + self.added[node];
-    }
-}
-
 /// Returns the most bytes that are outside at once, and the bytes of all transfers in both directions.
 pub fn outside_bytes(problem: &Problem, steps: &[Step]) -> (u64, u64) {
     let mut last = problem.by_op(None);
@@ -277,28 +210,6 @@ pub fn outside_bytes(problem: &Problem, steps: &[Step]) -> (u64, u64) {
 mod tests {
     use super::*;
     use crate::testing::{Random, Shape, random_dag, random_schedule};
-
-    #[test]
-    fn a_range_has_the_most_of_its_numbers() {
-        let mut r = Random(3);
-        let mut numbers: Vec<i64> = (0..13).map(|_| r.below(50) as i64).collect();
-        let mut most = Most::new(numbers.iter().copied());
-        let range = |r: &mut Random| {
-            let (a, b) = (r.below(13), r.below(13));
-            (a.min(b), a.max(b) + 1)
-        };
-        for _ in 0..200 {
-            let (from, to) = range(&mut r);
-            let more = r.below(19) as i64 - 9;
-            most.add((from, to), more);
-            numbers[from..to].iter_mut().for_each(|n| *n += more);
-            let (from, to) = range(&mut r);
-            assert_eq!(
-                most.of((from, to)),
-                *numbers[from..to].iter().max().unwrap()
-            );
-        }
-    }
 
     #[test]
     fn what_waits_outside_frees_memory_as_far_as_that_is_needed() {

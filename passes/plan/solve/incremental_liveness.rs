@@ -1,72 +1,13 @@
 //! A schedule whose repeats can be taken out one by one, with the peak known after each.
 //!
 //! Steps keep their slots. For each value the ledger holds its events in order: where it is made and where it is used. Live bytes
-//! are a segment tree over slots (add to a range, largest of all). Taking out a repeat moves the readers of its results to
+//! are a [`RangeMax`] over slots. Taking out a repeat moves the readers of its results to
 //! the instance before and shortens the life of what it read. Each is one range, so a removal costs O(operands · log
 //! steps). Every change is logged and can be undone.
 
 use super::compact::{Dag, NONE};
 use super::simulate::{Simulation, first_runs};
-
-/// Range addition and maximum over slots, bottom-up.
-struct Peaks {
-    width: usize,
-    most: Vec<i64>,
-    added: Vec<i64>,
-}
-
-impl Peaks {
-    fn new(live: &[i64]) -> Peaks {
-        let width = live.len().next_power_of_two().max(1);
-        let mut most = vec![i64::MIN / 4; 2 * width];
-        most[width..width + live.len()].copy_from_slice(live);
-        for i in (1..width).rev() {
-            most[i] = most[2 * i].max(most[2 * i + 1]);
-        }
-        Peaks {
-            width,
-            most,
-            added: vec![0; 2 * width],
-        }
-    }
-
-    /// Adds to slots `from..to`.
-    fn add(&mut self, from: usize, to: usize, amount: i64) {
-        if from >= to || amount == 0 {
-            return;
-        }
-        let (mut l, mut r) = (from + self.width, to + self.width);
-        let (left, right) = (l, r - 1);
-        while l < r {
-            if l & 1 == 1 {
-                self.most[l] += amount;
-                self.added[l] += amount;
-                l += 1;
-            }
-            if r & 1 == 1 {
-                r -= 1;
-                self.most[r] += amount;
-                self.added[r] += amount;
-            }
-            l >>= 1;
-            r >>= 1;
-        }
-        self.refresh(left);
-        self.refresh(right);
-    }
-
-    fn refresh(&mut self, leaf: usize) {
-        let mut i = leaf >> 1;
-        while i > 0 {
-            self.most[i] = self.most[2 * i].max(self.most[2 * i + 1]) + self.added[i];
-            i >>= 1;
-        }
-    }
-
-    fn peak(&self) -> i64 {
-        self.most[1]
-    }
-}
+use crate::range_max::RangeMax;
 
 /// Something that happens to a value at a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +120,7 @@ pub struct Ledger<'a> {
     /// Whether each slot writes over an operand.
     taken: Vec<bool>,
     events: Events,
-    peaks: Peaks,
+    peaks: RangeMax,
     log: Vec<Change>,
     /// Removals and their parts so far, a measure of work.
     pub touched: u64,
@@ -201,7 +142,7 @@ impl<'a> Ledger<'a> {
             first: first_runs(dag, schedule),
             taken: simulation.taken,
             events,
-            peaks: Peaks::new(&simulation.live),
+            peaks: RangeMax::new(&simulation.live),
             log: Vec::new(),
             touched: 0,
         }
@@ -209,7 +150,7 @@ impl<'a> Ledger<'a> {
 
     /// Returns the peak of the slots that still run, in bytes above static.
     pub fn peak(&self) -> i64 {
-        self.peaks.peak()
+        self.peaks.largest()
     }
 
     /// Returns the slots of repeats that still run.
@@ -354,7 +295,7 @@ impl<'a> Ledger<'a> {
         let to = to.min(self.ops.len());
         if from < to {
             self.touched += 8;
-            self.peaks.add(from, to, amount);
+            self.peaks.add(from..to, amount);
             self.log.push(Change::Bytes {
                 from: from as u32,
                 to: to as u32,
@@ -374,7 +315,7 @@ impl<'a> Ledger<'a> {
             match change {
                 Change::Bytes { from, to, amount } => {
                     self.touched += 8;
-                    self.peaks.add(from as usize, to as usize, -amount);
+                    self.peaks.add(from as usize..to as usize, -amount);
                 }
                 Change::Event { value, at, event } => {
                     self.events.put_back(value, at as usize, event);
