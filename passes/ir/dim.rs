@@ -376,8 +376,8 @@ impl Dim {
         }
     }
 
-    /// Returns `p` and `q` where this is `p / q` of a size, rounded down, with `0 <= p <= q`: so it lies between 0 and the size,
-    /// which is not negative, whatever it is.
+    /// Returns `p` and `q` where this is `p / q` of a size, rounded down, and `0 <= p <= q`. No size is negative, so this lies between
+    /// 0 and the size.
     pub fn share_of(&self, size: &Dim) -> Option<(i128, i128)> {
         let (of, by) = match self.as_atom() {
             Some(Atom::Div(of, by)) => (of.clone(), by.as_const()?),
@@ -511,9 +511,17 @@ impl Dim {
             true => (first, second),
             false => (second, first),
         };
+        // The factors of one that the other does not have, as often as it has more of them.
         let without = |m: &Monomial, of: &Monomial| -> Monomial {
-            let own = m.iter().filter(|atom| !of.contains(atom));
-            own.cloned().collect()
+            let mut rest = of.clone();
+            let is_own = |atom: &&Atom| match rest.iter().position(|other| other == *atom) {
+                Some(at) => {
+                    rest.remove(at);
+                    false
+                }
+                None => true,
+            };
+            m.iter().filter(is_own).cloned().collect()
         };
         let (own, other) = (without(more, less), without(less, more));
         let ([a], [b]) = (own.as_slice(), other.as_slice()) else {
@@ -527,12 +535,9 @@ impl Dim {
         let is_above = || {
             let ((a, by_a), (b, by_b)) = (divided(a)?, divided(b)?);
             let gap = a.mul(&Dim::from(by_b)).sub(&b.mul(&Dim::from(by_a)));
-            Some(gap.bounds_within(0).0? >= 0)
+            Some(!gap.may_be_saturated() && gap.bounds_within(0).0? >= 0)
         };
-        more.len() == less.len()
-            && plus.checked_neg() == Some(*minus)
-            && more.iter().all(is_size)
-            && is_above() == Some(true)
+        plus.checked_neg() == Some(*minus) && more.iter().all(is_size) && is_above() == Some(true)
     }
 
     fn bounds_within(&self, depth: u32) -> (Option<i64>, Option<i64>) {

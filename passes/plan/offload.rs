@@ -33,7 +33,7 @@ use super::policy::Policy;
 use super::problem::Problem;
 use super::request::{Goal, Offload, OffloadSet, PlanRequest};
 use super::saved_set::SMALL_BYTES;
-use super::schedule::{evaluate, percent};
+use super::schedule::{Timeline, evaluate, percent};
 use super::solve::bound::{CLASS, CLASS_MOVING, class};
 use super::solve::bound_moving;
 use super::solve::expanded::{ExpandedProblem, Price};
@@ -67,23 +67,27 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
     if offload.to == OffloadTarget::Ranks {
         return offloading.sliced();
     }
-    if offloading.is_between_uses() {
-        if offload.set == OffloadSet::LayerInputs {
-            let what =
-                "layers have no inputs of their own where the sequence goes through them in chunks";
-            let error = Error::usage("offload", what);
-            return Err(error.expected("--offload cpu, disk or auto").into());
-        }
-        return offloading.between_uses();
-    }
+    let is_between_uses = offloading.is_between_uses();
     match (offload.set, request.budget()) {
-        (OffloadSet::Auto, Some(_)) if request.objective == Objective::Cost => offloading.chosen(),
+        (OffloadSet::LayerInputs, _) if is_between_uses => Err(Error::usage(
+            "offload",
+            "layers have no inputs of their own where the sequence goes through the model in chunks",
+        )
+        .expected("--offload cpu, disk or auto")
+        .into()),
+        (OffloadSet::Auto, Some(_)) if request.objective == Objective::Cost => {
+            match is_between_uses {
+                true => offloading.between_uses(),
+                false => offloading.chosen(),
+            }
+        }
         (OffloadSet::Auto, _) => Err(Error::usage(
             "offload",
             "--offload auto weighs the time of transfers against that of recomputation",
         )
         .expected("--budget with --objective cost")
         .into()),
+        _ if is_between_uses => offloading.between_uses(),
         _ => {
             let fixed = Some(Constraint::Recompute);
             let mut plan = offloading.moved(&offloading.candidates(), fixed)?;
@@ -102,13 +106,20 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<Plan, Failure> {
 /// A problem that does not run in its own order.
 pub fn smallest_peak(input: &PlanInput, request: &PlanRequest) -> Result<u64> {
     let offloading = Offloading { input, request };
-    match offloading.is_between_uses() {
+    let spilled_bytes = match offloading.is_between_uses() {
         true => {
             let runs: Vec<OpIdx> = Policy::CHUNKS.plan(input)?.runs().collect();
             let steps = offloading.spilled(&runs, 0)?;
-            Ok(evaluate(&input.problem, &steps)?.peak_bytes)
+            evaluate(&input.problem, &steps)?.peak_bytes
         }
-        false => Ok(on_device::smallest_peak(input, request)?.reached_bytes),
+        false => u64::MAX,
+    };
+    match spilled_bytes < u64::MAX && input.problem.ops.len() > SEARCHED_OPS {
+        true => Ok(spilled_bytes),
+        false => {
+            let reached_bytes = on_device::smallest_peak(input, request)?.reached_bytes;
+            Ok(reached_bytes.min(spilled_bytes))
+        }
     }
 }
 
@@ -213,74 +224,99 @@ impl Offloading<'_> {
         spill(problem, runs, &may, peak_bytes)
     }
 
-    /// Plans a sequence in chunks: recomputes what the policy of chunks does, or that of the request, and offloads results between
-    /// their uses, within a budget only those that have no room. A budget that the policy alone fits into is planned without
-    /// offloading.
+    /// Plans a sequence in chunks. Without a budget, results of the policy's plan are offloaded between their uses.
+    ///
+    /// Within a budget, the plan of the policy of chunks offloads what has no room. It is compared with one that offloads nothing,
+    /// unless the step is so large that the search for that takes minutes. Where the policy fits as it is, nothing is offloaded.
     fn between_uses(&self) -> Result<Plan, Failure> {
         let (input, request) = (self.input, self.request);
-        let problem = &input.problem;
-        let budget_bytes = match request.budget() {
-            Some(budget) => Some(input.peak_bytes(budget)?),
-            None => None,
+        let Some(budget) = request.budget() else {
+            let plain = on_device::plan(input, request)?;
+            let runs: Vec<OpIdx> = plain.runs().collect();
+            // As little is offloaded as about the smallest peak needs.
+            let least = evaluate(&input.problem, &self.spilled(&runs, 0)?)?;
+            let peak_bytes = least.peak_bytes + least.peak_above_static_bytes / SHARE;
+            let steps = self.spilled(&runs, peak_bytes)?;
+            return Ok(self.of_spilled(plain, &steps, peak_bytes)?);
         };
-        let plain = match budget_bytes {
-            None => on_device::plan(input, request)?,
-            Some(budget_bytes) => match Policy::CHUNKS.plan(input)? {
-                plan if plan.after.peak_bytes <= budget_bytes => {
-                    return on_device::plan(input, request);
-                }
-                plan => plan,
-            },
-        };
-        let runs: Vec<OpIdx> = plain.runs().collect();
-        let steps = match budget_bytes {
-            Some(budget_bytes) => self.spilled(&runs, budget_bytes)?,
-            // As little leaves as about the smallest peak needs.
-            None => {
-                let least = evaluate(problem, &self.spilled(&runs, 0)?)?;
-                let more_bytes = least.peak_above_static_bytes / SHARE;
-                self.spilled(&runs, least.peak_bytes + more_bytes)?
-            }
-        };
-        let reached_bytes = evaluate(problem, &steps)?.peak_bytes;
-        if let Some(budget_bytes) = budget_bytes.filter(|budget| *budget < reached_bytes) {
-            let why = MinPeak {
-                least_bytes: 0,
-                reached_bytes,
-                schedule: runs,
-                static_bytes: problem.static_bytes(),
-                op: None,
-                tensors: Vec::new(),
-            };
-            let why = Infeasible::new(input, budget_bytes, &why);
-            return Err(Failure::Infeasible(Box::new(why)));
+        let budget_bytes = input.peak_bytes(budget)?;
+        let chunks = Policy::CHUNKS.plan(input)?;
+        if chunks.after.peak_bytes <= budget_bytes {
+            return on_device::plan(input, request);
         }
-        self.check_room(outside_bytes(problem, &steps).0)?;
-        let room = Room {
-            peak_bytes: budget_bytes.unwrap_or(reached_bytes),
-            in_flight: request.offload.in_flight,
+        let is_searched = input.problem.ops.len() <= SEARCHED_OPS;
+        let plain = match is_searched {
+            true => on_device::plan(input, request).ok(),
+            false => None,
         };
-        let steps = match request.offload.streams {
-            true => overlap::spread(problem, &steps, room)?,
-            false => steps,
+        let runs: Vec<OpIdx> = chunks.runs().collect();
+        let steps = self.spilled(&runs, budget_bytes)?;
+        let spilled = match evaluate(&input.problem, &steps)?.peak_bytes <= budget_bytes {
+            true => self
+                .of_spilled(chunks, &steps, budget_bytes)
+                .map_err(Failure::from),
+            false => Err(self.too_little(budget_bytes, &steps)?),
         };
-        let mut plan = self.replanned(plain, &steps, None)?;
-        plan.offload_to = match plan.schedule.offloaded.is_empty() {
-            true => OffloadTarget::Host,
-            false => request.offload.to,
+        let mut plan = match (plain, spilled) {
+            (Some(plain), Ok(spilled)) if plain.after.cost > spilled.after.cost => spilled,
+            (Some(plain), _) => return Ok(plain),
+            (None, spilled) => spilled?,
         };
-        if let Some(budget_bytes) = budget_bytes {
-            // Every plan runs every op.
-            let overhead_pct = plan.after.overhead_pct(&plan.before);
-            plan.certify(Certificate {
-                objective: Objective::Cost.word().into(),
-                budget_bytes,
-                lower_bound_pct: 0.0,
-                gap_pct: overhead_pct.max(0.0),
-                class: class(CLASS, !input.overrides.is_empty()) + CLASS_MOVING,
-            })?;
-        }
+        // Every plan runs every op.
+        let overhead_pct = request.objective.overhead_pct(&plan.after, &plan.before);
+        plan.certify(Certificate {
+            objective: request.objective.word().into(),
+            budget_bytes,
+            lower_bound_pct: 0.0,
+            gap_pct: overhead_pct.max(0.0),
+            class: class(CLASS, !input.overrides.is_empty()) + CLASS_MOVING,
+        })?;
         Ok(plan)
+    }
+
+    /// Returns a plan on the device with these steps instead, whose transfers overlap with other ops within `peak_bytes`.
+    fn of_spilled(&self, plain: Plan, steps: &[Step], peak_bytes: u64) -> Result<Plan> {
+        let (problem, offload) = (&self.input.problem, &self.request.offload);
+        self.check_room(outside_bytes(problem, steps).0)?;
+        let room = Room {
+            peak_bytes,
+            in_flight: offload.in_flight,
+        };
+        let plan = match offload.streams {
+            true => self.replanned(plain, &overlap::spread(problem, steps, room)?, None)?,
+            false => self.replanned(plain, steps, None)?,
+        };
+        Ok(Plan {
+            offload_to: match plan.schedule.offloaded.is_empty() {
+                true => OffloadTarget::Host,
+                false => offload.to,
+            },
+            ..plan
+        })
+    }
+
+    /// Returns the refusal of a budget that these steps do not fit into.
+    fn too_little(&self, budget_bytes: u64, steps: &[Step]) -> Result<Failure> {
+        let problem = &self.input.problem;
+        let score = evaluate(problem, steps)?;
+        let at = score.at_step.unwrap_or(0);
+        let instances = Timeline::new(problem, steps)?.instances;
+        let alive = instances.iter().filter(|i| {
+            let is_needed = i.last.is_some_and(|last| at <= last);
+            i.bytes > 0 && i.born <= at && is_needed
+        });
+        let mut tensors: Vec<_> = alive.map(|i| (i.value, i.bytes)).collect();
+        tensors.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let why = MinPeak {
+            least_bytes: 0,
+            reached_bytes: score.peak_bytes,
+            schedule: Vec::new(),
+            static_bytes: score.static_bytes,
+            op: steps.get(at).map(|step| step.op()),
+            tensors,
+        };
+        let why = Infeasible::new(self.input, budget_bytes, &why);
+        Ok(Failure::Infeasible(Box::new(why)))
     }
 
     /// Checks what the host may hold against the bytes that are to be offloaded at once.
@@ -292,7 +328,7 @@ impl Offloading<'_> {
             )
             .expected(format!("{room} bytes or less"))
             .found(format!("{bytes} bytes"))
-            .help("raise --host-budget or --min-offload-bytes, or use --offload auto")),
+            .help("raise --host-budget, --min-offload-bytes or the budget, or use --offload auto")),
             _ => Ok(()),
         }
     }
@@ -623,8 +659,11 @@ const CUTS: usize = 8;
 /// A plan is good enough if it costs at most this many times the lower bound.
 const ENOUGH: f64 = 1.0005;
 
-/// A plan without a budget may take this part of its smallest peak more, so that less leaves the device.
+/// Without a budget, a plan may take this part more than its smallest peak above static, so that less is offloaded.
 const SHARE: u64 = 256;
+
+/// For a sequence in chunks with more ops than this, no plan is searched that offloads nothing.
+const SEARCHED_OPS: usize = 20_000;
 
 /// A set of ops that `auto` tries to offload.
 struct Trial {

@@ -464,7 +464,7 @@ impl Problem {
     }
 
     /// Returns whether the results of each op may leave the device at all: storages that the op owns, all of them read, none a
-    /// graph output. Where ranks keep slices, each of them has the results whole.
+    /// graph output, and none that other ranks may still be writing. Where ranks keep slices, each of them has the results whole.
     pub fn may_leave(&self) -> ByOp<bool> {
         let mut is_read = self.by_value(false);
         for v in self.ops.iter().flat_map(|op| &op.ins) {
@@ -481,7 +481,10 @@ impl Problem {
             let stays = self.slices.get(v.0) == Some(&0);
             is_owned && is_read[*v] && !is_output[*v] && !stays
         };
-        let leaves = |op: &Op| !op.outs.is_empty() && op.outs.iter().all(&moves);
+        let leaves = |op: &Op| {
+            let is_exchanged = op.phase == OpPhase::Backward && op.link_bytes > 0;
+            !op.outs.is_empty() && !is_exchanged && op.outs.iter().all(&moves)
+        };
         self.ops.iter().map(leaves).collect()
     }
 

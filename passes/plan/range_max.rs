@@ -1,4 +1,4 @@
-//! Numbers of which ranges grow and shrink, with the largest of any range: a segment tree, bottom-up.
+//! A list of numbers with range addition and range maximum: a segment tree, bottom-up.
 
 use std::ops::Range;
 

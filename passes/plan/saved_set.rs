@@ -100,7 +100,8 @@ pub fn chunked_schedule(
         .collect();
     let mut schedule = Vec::with_capacity(problem.ops.len());
     let mut listed = problem.by_op(false);
-    // Gradients of a loss in chunks run while what they read of the forward pass is there.
+    // Where the loss of a chunk is differentiated with it, backward ops run before the forward pass ends. What they read of it is
+    // still alive.
     let last_chunk = layer_chunk_of
         .enumerated()
         .filter(|(o, place)| place.is_some() && problem.ops[*o].phase == OpPhase::Forward);

@@ -1,11 +1,11 @@
 //! Offloads results between their uses, as a compiler spills registers.
 //!
-//! Where the sequence goes through the model in chunks, keys and values and their gradients are read once for each later chunk.
-//! In between they may wait outside: a result leaves once, right after its op, and comes back for each reader that is far from the
-//! one before. Far means that ops make as many bytes in between as the result has.
+//! Where the sequence goes through the model in chunks, keys and values and their gradients are read once for each later chunk. In
+//! between they may be off the device: a result leaves once, right after its op, and comes back for each reader that is far from
+//! the one before. Far means that ops make as many bytes in between as the result has.
 //!
-//! Waits are independent of each other. So with more memory, the short ones are spent on the device: for the same transfer they
-//! take it for the shortest time.
+//! With more memory, results with short gaps stay on the device, because each gap costs one transfer and short gaps take memory for the
+//! least time.
 
 use super::index::{ByOp, OpIdx, ValueIdx};
 use super::problem::Problem;
@@ -15,21 +15,21 @@ use super::steps::{Step, settled};
 use ckpt_error::Result;
 
 /// The time between two steps that need the results of an op, the steps not included.
-struct Wait {
+struct Gap {
     op: OpIdx,
     from: usize,
     to: usize,
-    /// Bytes of those that are needed later.
+    /// Bytes of the results that are needed at `to` or later.
     bytes: i64,
-    /// Bytes of the others, which come back beside them.
+    /// Bytes of the other results of the op, which come back beside them.
     others: i64,
     /// Bytes that ops make in between.
     made: u64,
 }
 
 /// Returns runs as steps in which the results of the ops that `may` names are offloaded between their uses, where the
-/// device's memory has no room for them up to `peak_bytes`. Ops that run again are left alone. The steps may take more memory
-/// than that: what no wait frees.
+/// device's memory has no room for them up to `peak_bytes`. Ops that run again are left alone. The peak may exceed `peak_bytes` if
+/// offloading everything is not enough.
 ///
 /// # Errors
 /// An invalid schedule.
@@ -66,60 +66,59 @@ pub fn spill(
     Ok(problem.unfold_steps(&ops, spilling.within(0).into_iter()))
 }
 
-/// The runs of a folded problem, and all waits in them.
+/// The runs of a folded problem, and all long gaps in them.
 struct Spilling<'a> {
     problem: &'a Problem,
     runs: &'a [OpIdx],
     /// The shortest first.
-    waits: Vec<Wait>,
-    /// The bytes that are alive at each step, above static, if all waits are outside.
+    gaps: Vec<Gap>,
+    /// The bytes that are alive at each step, above static, if all results leave for all gaps.
     live: RangeMax,
 }
 
 impl Spilling<'_> {
     fn new<'a>(problem: &'a Problem, runs: &'a [OpIdx], may: &ByOp<bool>) -> Result<Spilling<'a>> {
-        let mut waits = waits(problem, runs, may);
-        waits.sort_by_key(|wait| wait.made);
+        let mut gaps = gaps(problem, runs, may);
+        gaps.sort_by_key(|gap| gap.made);
         let live = Timeline::new(problem, runs)?.live_bytes;
         let live: Vec<i64> = live.into_iter().map(|bytes| bytes as i64).collect();
         let mut live = RangeMax::new(&live);
-        for wait in &waits {
-            live.add(wait.from + 1..wait.to, -wait.bytes);
-            live.add(wait.to..wait.to + 1, wait.others);
+        for gap in &gaps {
+            live.add(gap.from + 1..gap.to, -gap.bytes);
+            live.add(gap.to..gap.to + 1, gap.others);
         }
         Ok(Spilling {
             problem,
             runs,
-            waits,
+            gaps,
             live,
         })
     }
 
-    /// Returns steps in which results wait on the device as long as about so many bytes are enough.
+    /// Returns steps in which results stay on the device as long as about so many bytes are enough.
     fn within(&self, peak_bytes: u64) -> Vec<Step> {
         let problem = self.problem;
         let room = peak_bytes.saturating_sub(problem.static_bytes());
         let over = |bytes: i64| u64::try_from(bytes).is_ok_and(|bytes| bytes > room);
         let mut live = self.live.clone();
-        let mut leaves = |wait: &Wait| {
+        let mut leaves = |gap: &Gap| {
             // Where a result leaves, another may be written over it.
-            let takes = |v: &ValueIdx| problem.values[*v].producer == Some(wait.op);
-            let taken = &problem.ops[self.runs[wait.from]].in_place_operands;
-            let is_tight =
-                taken.iter().any(takes) && over(live.largest_in(wait.from..wait.from + 1));
-            let range = wait.from + 1..wait.to;
-            let leaves = is_tight || over(live.largest_in(range.clone()) + wait.bytes);
+            let takes = |v: &ValueIdx| problem.values[*v].producer == Some(gap.op);
+            let taken = &problem.ops[self.runs[gap.from]].in_place_operands;
+            let is_tight = taken.iter().any(takes) && over(live.largest_in(gap.from..gap.from + 1));
+            let range = gap.from + 1..gap.to;
+            let leaves = is_tight || over(live.largest_in(range.clone()) + gap.bytes);
             if !leaves {
-                live.add(range, wait.bytes);
-                live.add(wait.to..wait.to + 1, -wait.others);
+                live.add(range, gap.bytes);
+                live.add(gap.to..gap.to + 1, -gap.others);
             }
             leaves
         };
         let mut fetched = vec![Vec::new(); self.runs.len()];
         let mut has_left = problem.by_op(false);
-        for wait in self.waits.iter().filter(|wait| leaves(wait)) {
-            fetched[wait.to].push(wait.op);
-            has_left[wait.op] = true;
+        for gap in self.gaps.iter().filter(|gap| leaves(gap)) {
+            fetched[gap.to].push(gap.op);
+            has_left[gap.op] = true;
         }
         let mut steps = Vec::with_capacity(2 * self.runs.len());
         for (run, mut fetched) in self.runs.iter().zip(fetched) {
@@ -134,8 +133,8 @@ impl Spilling<'_> {
     }
 }
 
-/// Returns the long waits of the results of ops that run once and that `may` names.
-fn waits(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Wait> {
+/// Returns the long gaps of the results of ops that run once and that `may` names.
+fn gaps(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Gap> {
     let mut count = problem.by_op(0u32);
     runs.iter().for_each(|op| count[*op] += 1);
     let mut made = Vec::with_capacity(runs.len() + 1);
@@ -150,7 +149,7 @@ fn waits(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Wait> {
         problem.ops[*run].ins.iter().for_each(|v| last[*v] = at);
     }
     let mut used: ByOp<Option<usize>> = problem.by_op(None);
-    let mut waits = Vec::new();
+    let mut gaps = Vec::new();
     for (at, run) in runs.iter().enumerate() {
         let op = &problem.ops[*run];
         for maker in op.ins.iter().filter_map(|v| problem.values[*v].producer) {
@@ -169,7 +168,7 @@ fn waits(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Wait> {
             if bytes == 0 {
                 continue;
             }
-            waits.push(Wait {
+            gaps.push(Gap {
                 op: maker,
                 from,
                 to: at,
@@ -180,7 +179,7 @@ fn waits(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Wait> {
         }
         used[*run] = Some(at);
     }
-    waits
+    gaps
 }
 
 /// Returns the most bytes that are outside at once, and the bytes of all transfers in both directions.

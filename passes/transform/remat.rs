@@ -69,12 +69,7 @@ pub fn remat(
     let latest =
         |current: &SecondaryMap<ValueId, Option<ValueId>>, v: ValueId| current[v].unwrap_or(v);
     let mut ran = problem.by_op(false);
-    let mut transfers = Transfers {
-        role: Role::Forward,
-        outside: BTreeMap::new(),
-        slices: BTreeMap::new(),
-        made: 0,
-    };
+    let mut transfers = Transfers::default();
     let mut order = Vec::with_capacity(steps.len());
     for (at, step) in steps.iter().enumerate() {
         let op = step.op();
@@ -97,9 +92,6 @@ pub fn remat(
             .map(|v| v.map(|v| latest(&current, graph.origin(v))))
             .collect();
         if !std::mem::replace(&mut ran[op], true) {
-            if graph.node(original).role == Role::Backward {
-                transfers.role = Role::Backward;
-            }
             for (slot, value) in ins.into_iter().enumerate() {
                 if graph.node(original).ins[slot] != value {
                     graph.set_operand(original, slot, value);
@@ -130,9 +122,8 @@ pub fn remat(
 }
 
 /// The offloaded values so far.
+#[derive(Default)]
 struct Transfers {
-    /// The part of the step that runs.
-    role: Role,
     /// The value outside, by the result that it is of.
     outside: BTreeMap<ValueId, ValueId>,
     /// This rank's slice of a result and what has its form, by the result.
@@ -177,7 +168,6 @@ impl Transfers {
                         Attrs::new(),
                         (from, &there),
                     );
-                    graph.set_role(id, self.role);
                     current[value] = Some(graph.node(id).outs[0]);
                     id
                 }
@@ -227,7 +217,7 @@ impl Transfers {
                     ins: vec![Some(*slice), Some(*form)],
                     outs: vec![(format!("{name}/gathered"), Some(whole))],
                     loc,
-                    role: self.role,
+                    role: node.role,
                 });
                 current[value] = Some(graph.node(id).outs[0]);
                 id

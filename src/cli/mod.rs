@@ -207,8 +207,11 @@ pub fn main() -> ! {
     // Where stdout is closed, its readers have what they wanted.
     let _ = std::io::stdout().flush();
     // The destructors of libtorch would take a quarter of the time of a short command, to free what the system takes back.
-    // SAFETY: all of our own values are dropped, and no thread is left that writes anything.
-    unsafe { libc::_exit(code.into()) }
+    // SAFETY: all of our own values are dropped, no thread is left that writes anything, and what C code printed is flushed.
+    unsafe {
+        libc::fflush(std::ptr::null_mut());
+        libc::_exit(code.into())
+    }
 }
 
 fn exit_code() -> u8 {

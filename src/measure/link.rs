@@ -71,7 +71,7 @@ impl Collective {
         let received = |elements: u64| self.times * (4 * elements - 4 * elements / n);
         let (small, large) = (SMALL * n, request.vector.max(2 * SMALL * n));
         let (small_us, large_us) = (time_us(small)?, time_us(large)?);
-        // Where noise hides the time of the bytes, all of the time is theirs: the bandwidth is at least that.
+        // Where noise hides what the bytes take, they get the whole time: the bandwidth is at least that.
         let (bytes, us) = match large_us > 1.1 * small_us {
             true => (received(large) - received(small), large_us - small_us),
             false => (received(large), large_us),

@@ -256,7 +256,8 @@ impl Search<'_> {
             Err(failure) if failure.is_infeasible() => return Ok(None),
             // The host has no room for so much.
             Err(Failure::Invalid(error))
-                if error.code() == "offload" && request.offload.host_bytes.is_some() =>
+                if (error.kind(), error.code()) == (Kind::Usage, "offload")
+                    && request.offload.host_bytes.is_some() =>
             {
                 return Ok(None);
             }

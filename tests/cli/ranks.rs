@@ -133,15 +133,15 @@ fn two_ranks_are_accumulated_micro_batches_and_slices_change_no_bit() {
             assert!(same == summed, "{model}: {shard} differs from DDP");
             assert!(peak(&sliced) < peak(&ddp), "{model}: {shard} takes no less");
         }
+        if model != "llama32" {
+            continue;
+        }
         // One bucket holds all gradients so far.
         for (bucket, shard) in [("0", "none"), ("20KB", "none"), ("20KB", "params")] {
             let more = ["--dim", "batch=2", "--ranks", "2", "--shard", shard];
             let more = [&more[..], &["--bucket", bucket]].concat();
             let (_, same) = run(&format!("{shard}-{bucket}"), &more);
             assert!(same == summed, "{model}: --bucket {bucket} changes bits");
-        }
-        if model != "llama32" {
-            continue;
         }
         let few = ["--dim", "batch=1", "--ranks", "4", "--bucket", "20KB"];
         let (_, four) = run("four", &few);

@@ -104,10 +104,7 @@ fn chunks_of_the_sequence_make_the_whole() {
                 }
             }
             assert_eq!(outside[..2], [0, 0], "{what}");
-            assert!(
-                outside[2] > 0 && outside[3] <= outside[2],
-                "{what}: {outside:?}"
-            );
+            assert!(outside[2] > 0, "{what}");
         }
     }
 }
@@ -119,6 +116,7 @@ fn plans() -> [PlanRequest; 4] {
         ..Budget::Percent(50.0).into()
     };
     let outside = |request: PlanRequest| PlanRequest {
+        effort: Effort::First,
         offload: Offload {
             set: OffloadSet::All,
             min_bytes: 64,

@@ -92,7 +92,7 @@ def line(row: Row, report: dict, seconds: float) -> str:
 
 
 def shrunk(factor: int) -> llama.Llama:
-    """Returns the model with all widths divided; heads have an eighth of their dims, and so their number makes up the rest."""
+    """Returns the model with all widths divided. The width of a head is divided by 8, and the number of heads by the rest."""
     return dataclasses.replace(
         MODEL,
         hidden=MODEL.hidden // factor,

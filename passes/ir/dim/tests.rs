@@ -269,4 +269,9 @@ fn chunks_of_an_axis_have_lengths_that_are_not_negative() {
     assert!(a.bounds().0.is_some());
     let b = n.div(&Dim::from(3)).sub(&n.div(&Dim::from(2))).mul(&m);
     assert_eq!(b.bounds().0, None);
+    // The factors around the quotients differ.
+    let c = m.mul(&m).mul(&Dim::symbol("k")).mul(&n);
+    let d = m.mul(&Dim::symbol("k")).mul(&Dim::symbol("k"));
+    let e = c.sub(&d.mul(&n.div(&Dim::from(2))));
+    assert_eq!(e.bounds().0, None, "{e}");
 }

@@ -204,6 +204,11 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                 .or_else(|_| Region::chain(graph, &contents, scores));
             let region = match found {
                 Ok(region) => region,
+                // The cuts of this round may change that.
+                Err(_) if !regions.is_empty() => {
+                    later.push((i, scores));
+                    continue;
+                }
                 Err(refusal) => {
                     let name = &graph.value(scores).name;
                     let node = refusal.node.map(|n| format!(" at {}", graph.describe(n)));

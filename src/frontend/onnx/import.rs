@@ -470,7 +470,12 @@ impl<'a> Importer<'a, '_> {
             }
         }
         let mut props: BTreeMap<String, String> = to_map(&node.metadata_props);
-        let role = claims::role_of(&props);
+        let mut role = claims::role_of(&props);
+        if op.is_transfer()
+            && let Some(maker) = ins.iter().flatten().find_map(|v| self.graph.def_node(*v))
+        {
+            role = self.graph.node(maker).role;
+        }
         let loc = Arc::new(names::within(&self.calls, names::loc(node, &props)));
         // The location holds these now, and the writer writes them from there.
         props.remove(keys::SCOPES);
