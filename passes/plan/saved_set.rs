@@ -105,7 +105,7 @@ pub fn chunked_schedule(
     let last_chunk = layer_chunk_of
         .enumerated()
         .filter(|(o, place)| place.is_some() && problem.ops[*o].phase == OpPhase::Forward);
-    let early = last_chunk.map(|(o, _)| o).last();
+    let early = last_chunk.map(|(o, _)| o).next_back();
     for (o, op) in problem.ops.enumerated() {
         let is_late = early.is_none_or(|last| last < o);
         if op.phase == OpPhase::Backward && is_late {

@@ -60,7 +60,7 @@ pub fn spill(
             .saturating_sub(peak_bytes)
         {
             0 => return Ok(steps),
-            over_bytes => less_bytes += over_bytes + less_bytes,
+            over_bytes => less_bytes = 2 * less_bytes + over_bytes,
         }
     }
     Ok(problem.unfold_steps(&ops, spilling.within(0).into_iter()))

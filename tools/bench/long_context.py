@@ -120,7 +120,7 @@ def ran(compiler: Compiler, model: Path, row: Row, chunks: int, tokens: int) -> 
         model, "-o", graph, *STEP, *row.trained, "--dim", f"seq={tokens}", "--tile-sequence", chunks, "--tile-loss", chunks,
         "--policy", "chunks",
     )  # fmt: skip
-    found = compiler.call_json("run", graph, "--seed", "1")
+    found = compiler.call_json("run", graph, "--seed", "1", "--threads", "1")
     pairs = [
         (found["predicted_peak_bytes"], found["measured_peak_bytes"]),
         (found["predicted_outside_bytes"], found["outside_peak_bytes"]),
