@@ -138,6 +138,8 @@ def main() -> int:
     compiler = Compiler(asked.ckpt_opt, timeout_s=3600)
     wrong = []
     lines = [
+        "`python tools long_context --ckpt-opt BINARY --page docs/long-context.md` wrote this page; its `--help` explains the columns.",
+        "",
         page.head(f"{MODEL.name}, one sequence in {asked.chunks} chunks", 2, page.load()),
         "",
         "| trained | memory | tokens | peak | time | host | moved | smallest | peak at | planned in |",
