@@ -10,8 +10,8 @@
 //! best of them, and the inputs of layers. It plans each quickly and keeps the cheapest. To move nothing is one of them, so
 //! `auto` is never predicted to be slower than `none`. The search ends where the bound says that little is left to gain.
 //!
-//! Where the sequence goes through the model in chunks, results are offloaded between all their uses ([`super::spill`]), gradients
-//! too.
+//! If the sequence goes through the model in chunks, activations and gradients are offloaded between all their uses
+//! ([`super::spill`]).
 //!
 //! Where ranks share the layers, results that all of them have may be kept in slices instead (`ranks`). Then an `Offload` leaves a rank's
 //! slice here, and a `Fetch` gathers the others while nothing else runs.

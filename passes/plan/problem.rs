@@ -455,7 +455,7 @@ impl Problem {
         slices.sum()
     }
 
-    /// Returns whether the results of each op may be offloaded between the passes: those of the forward pass that may leave.
+    /// Returns whether the results of each op may be offloaded between the forward and the backward pass.
     pub fn movable(&self) -> ByOp<bool> {
         let leaves = self.may_leave();
         let is_forward = |op: &OpIdx| self.ops[*op].phase == OpPhase::Forward;

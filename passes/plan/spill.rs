@@ -143,7 +143,7 @@ fn gaps(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Gap> {
         made.push(sum);
         sum += problem.result_bytes(*run);
     }
-    // No result that may leave is an output.
+    // Results that may leave are never outputs, so their last reader is their last use.
     let mut last = problem.by_value(0);
     for (at, run) in runs.iter().enumerate() {
         problem.ops[*run].ins.iter().for_each(|v| last[*v] = at);
@@ -182,7 +182,7 @@ fn gaps(problem: &Problem, runs: &[OpIdx], may: &ByOp<bool>) -> Vec<Gap> {
     gaps
 }
 
-/// Returns the most bytes that are outside at once, and the bytes of all transfers in both directions.
+/// Returns the most bytes that are off the device at once, and the bytes transferred in both directions together.
 pub fn outside_bytes(problem: &Problem, steps: &[Step]) -> (u64, u64) {
     let mut last = problem.by_op(None);
     for (at, step) in steps.iter().enumerate() {

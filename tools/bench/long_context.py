@@ -2,8 +2,8 @@
 
     python tools long_context --ckpt-opt BINARY [--row NAME,…] [--chunks 32] [--shrink 64] [--tokens 1024] [--page FILE.md]
 
-Nothing of the table is run, and no weight exists: the model is written without weights (tools/lib/llama.py), in bfloat16. The
-sequence goes through it in chunks (`--tile-sequence`), the loss in chunks too; what has no room on the device waits in the host's
+The table is predicted, not run: the model is written in bfloat16 without weights (tools/lib/llama.py). The
+sequence goes through it in chunks (`--tile-sequence`), the loss in chunks too; what does not fit on the device is offloaded to the host's
 memory (`--offload cpu`). The budget is the memory of the device profile. Columns:
 
   peak            of the plan
@@ -172,8 +172,5 @@ def main() -> int:
             add(text)
             if not is_right:
                 wrong.append(f"{row.what}: a peak is not the predicted one")
-    notes = [
-        "`python tools long_context --help` explains the columns",
-        "the first table is by plan; nothing of it was run",
-    ]
+    notes = ["the first table is predicted, not run"]
     return page.finish("The longest sequences on one device", lines, notes, wrong, asked.page)

@@ -18,8 +18,8 @@ use super::simulate::Simulation;
 use super::work::Work;
 use std::ops::Range;
 
-/// Stretches of full steps, each of which gives up to two candidates for positions. The number of stretches times that of ops is
-/// about [`CANDIDATE_OPS`], because the program that chooses among more candidates is not solved within its work.
+/// How many stretches of full steps are used. Each gives up to two candidate positions. Stretches times ops stay near
+/// [`CANDIDATE_OPS`]: with more candidates, the linear program is not solved within its work limit.
 const LEAST_STRETCHES: usize = 12;
 const MOST_STRETCHES: usize = 40;
 const CANDIDATE_OPS: usize = 14_000;

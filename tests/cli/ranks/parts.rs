@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two ranks that share the layers; all have the same examples.
+/// Two ranks that share the layers. Both read the same examples.
 const TWO: [&str; 6] = ["--ranks", "2", "--mesh", "tp=2", "--dim", "batch=4"];
 /// Two pairs of such ranks, each pair with half of the examples.
 const FOUR: [&str; 6] = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=2"];
