@@ -113,8 +113,9 @@ pub fn maximize(
     if least.as_ref().is_err_and(|e| e.code() == "dim") && chunks > from {
         // Each chunk of a sequence has a token.
         (training, from) = (graph.clone(), chunks);
-        smallest.dims.retain(|(name, _)| name != goal.dim);
-        smallest.dims.push((goal.dim.into(), from));
+        if let Some(last) = smallest.dims.last_mut() {
+            last.1 = from;
+        }
         least = TrainingStep::of_graph(&mut training, &smallest);
     }
     let least = least?;
