@@ -2,19 +2,19 @@
 //! mixes them.
 //!
 //! Examples lie along the one axis whose size mentions the batch size. A value is the same on all ranks if it depends on no
-//! example. A node that reads examples must keep them apart ([`examples_apart`]), or be the loss. How many examples there are, and their
-//! numbers, differ from rank to rank: they may shape tensors and pick of each example by its number, but not become data.
+//! example. A node that reads examples must keep them apart ([`examples_apart`]), or be the loss. How many examples there are
+//! differs from rank to rank: it may shape tensors, but not become data.
 
 use crate::analysis::sizes::{DimKind, dim_kinds};
 use crate::error::{Error, Result};
 use crate::ir::dim::Atom;
-use crate::ir::op::{BatchAxes, OpClass};
+use crate::ir::op::{BatchAxes, Effect, OpClass};
 use crate::ir::typing::Contents;
-use crate::ir::{Def, Dim, Graph, Id, NodeId, SecondaryMap, ValueId};
-use crate::ops::batch_axes::{ApartCx, Reason, examples_apart, is_mean_loss};
-use crate::ops::concat::{CONCAT, PAD};
-use crate::ops::fill::{CONSTANT_OF_SHAPE, RANGE};
-use crate::ops::index::GATHER_ND;
+use crate::ir::{Def, Dim, Graph, Node, NodeId, SecondaryMap, ValueId};
+use crate::ops::batch_axes::positions::{Place, PositionsCx, examples_apart};
+use crate::ops::batch_axes::{Reason, is_mean_loss};
+use crate::ops::concat::PAD;
+use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::reduce::REDUCE_MEAN;
 use crate::ops::shape::{SHAPE, SIZE};
 use std::collections::BTreeSet;
@@ -44,16 +44,62 @@ fn fail(what: impl Into<String>) -> Box<Error> {
 pub fn mean_of_examples(graph: &Graph, loss: ValueId) -> Result<Mean> {
     let batch = batch_size_name(graph)?;
     let contents = Contents::known(graph)?;
-    let mut axis: SecondaryMap<ValueId, Option<usize>> =
-        SecondaryMap::new(graph.value_bound(), None);
+    let (at, mean) = mean_loss(graph, loss)?;
+    let mut places = places_by_size(graph, &batch)?;
+    let count = Dim::symbol(&batch);
+    let mut counts = BTreeSet::new();
+    for id in graph.order().iter().copied() {
+        let node = graph.node(id);
+        let refused = |why: &str| {
+            fail(format!("the node cannot be placed on several ranks: {why}"))
+                .at(graph.describe(id))
+                .help("leave --mesh out, or change the model")
+        };
+        let cx = PositionsCx {
+            graph,
+            contents: &contents,
+            place: &|v| places[v].clone(),
+            has_causal_bias: &|_| false,
+        };
+        follow_counts(&cx, id, &batch, &mut counts).map_err(refused)?;
+        let has_examples = node.operands().any(|v| places[v].is_some());
+        let draws = node.op.effect == Effect::Seeded && places[node.outs[0]].is_some();
+        if is_size(node) || id == at || !(has_examples || draws) {
+            continue;
+        }
+        let found = examples_apart(&cx, id, &count).map_err(refused)?;
+        for (v, place) in node.outs.iter().zip(found) {
+            places[*v] = Some(place);
+        }
+    }
+    if !graph.node(at).operands().any(|v| places[v].is_some()) {
+        return Err(fail("the loss does not depend on the batch").at(graph.describe(at)));
+    }
+    Ok(mean)
+}
+
+/// Returns where the examples lie in each value: along the one axis whose size mentions the batch size. What else was merged
+/// into the axis is taken to lie behind them, which holds for inputs.
+///
+/// # Errors
+/// A value in which several axes mention the batch size, or none is a multiple of it.
+fn places_by_size(graph: &Graph, batch: &str) -> Result<SecondaryMap<ValueId, Option<Place>>> {
+    let mut places = SecondaryMap::new(graph.value_bound(), None);
+    let len = Dim::symbol(batch);
     for (id, value) in graph.values() {
         let Some(ty) = &value.ty else { continue };
         let axes: Vec<usize> = (0..ty.rank())
-            .filter(|i| mentions(&ty.dims[*i], &batch))
+            .filter(|i| mentions(&ty.dims[*i], batch))
             .collect();
-        axis[id] = match axes[..] {
-            [] => None,
-            [one] if ty.dims[one].exact_div(&Dim::symbol(&batch)).is_some() => Some(one),
+        let inner = axes.first().and_then(|axis| ty.dims[*axis].exact_div(&len));
+        places[id] = match (&axes[..], inner) {
+            ([], _) => None,
+            ([axis], Some(inner)) => Some(Place {
+                axis: *axis,
+                outer: Dim::ONE,
+                len: len.clone(),
+                inner,
+            }),
             _ => {
                 let at = match value.def {
                     Def::Node { node, .. } => graph.describe(node),
@@ -67,120 +113,45 @@ pub fn mean_of_examples(graph: &Graph, loss: ValueId) -> Result<Mean> {
             }
         };
     }
-    let (at, mean) = mean_loss(graph, loss)?;
-    let has_examples = |id: NodeId| graph.node(id).operands().any(|v| axis[v].is_some());
-    let cx = ApartCx {
-        graph,
-        contents: &contents,
-        axis: &|v| axis[v],
+    Ok(places)
+}
+
+/// Follows integers that only this rank has, because the number of examples that are here has a say in them.
+///
+/// # Errors
+/// Data would depend on them.
+fn follow_counts(
+    cx: &PositionsCx,
+    id: NodeId,
+    batch: &str,
+    counts: &mut BTreeSet<ValueId>,
+) -> std::result::Result<(), Reason> {
+    let (graph, node) = (cx.graph, cx.graph.node(id));
+    // The same on all ranks, for it does not mention the size of a batch.
+    let is_known = node.outs.iter().all(|v| {
+        let ints = cx.contents.get(*v);
+        ints.is_some_and(|ints| !ints.iter().any(|d| mentions(d, batch)))
+    });
+    let is_count = match is_size(node) {
+        true => node.operands().any(|v| (cx.place)(v).is_some()),
+        false => node.operands().any(|v| counts.contains(&v)),
     };
-    let mut own = OwnNumbers::default();
-    for id in graph.order().iter().copied() {
-        let node = graph.node(id);
-        let refused = |why: &str| {
-            fail(format!("the node cannot be placed on several ranks: {why}"))
-                .at(graph.describe(id))
-                .help("leave --mesh out, or change the model")
-        };
-        if own.follow(&cx, id, &batch).map_err(refused)? {
-            continue;
-        }
-        let is_size = node.op == &SHAPE || node.op == &SIZE;
-        if !is_size && has_examples(id) && id != at {
-            examples_apart(&cx, id).map_err(refused)?;
-        }
+    // What shapes a tensor is not its data.
+    let is_data = node.op.is_layout() || node.op == &PAD;
+    let shapes = node.op == &CONSTANT_OF_SHAPE
+        || is_data && node.operand(0).is_none_or(|v| !counts.contains(&v));
+    if is_known || !is_count || shapes {
+        return Ok(());
     }
-    if !has_examples(at) {
-        return Err(fail("the loss does not depend on the batch").at(graph.describe(at)));
+    if !node.outs.iter().all(|v| graph.ty(*v).dtype.is_int()) {
+        return Err("it makes data of the number of examples that are here");
     }
-    Ok(mean)
+    counts.extend(&node.outs);
+    Ok(())
 }
 
-/// Integers that only this rank has: how many examples are here, and their numbers.
-#[derive(Default)]
-struct OwnNumbers {
-    /// Values that such a number has a say in.
-    any: BTreeSet<usize>,
-    /// Values whose elements are the numbers of the examples along their axis.
-    numbers: BTreeSet<usize>,
-    /// Values of tuples along the last axis, the first of each the number of the example.
-    tuples: BTreeSet<usize>,
-}
-
-impl OwnNumbers {
-    /// Notes what a node makes of such numbers. Returns true if the node needs no other check: it makes numbers of examples, or
-    /// picks of each example by its number.
-    ///
-    /// # Errors
-    /// Data would depend on them.
-    fn follow(
-        &mut self,
-        cx: &ApartCx,
-        id: NodeId,
-        batch: &str,
-    ) -> std::result::Result<bool, Reason> {
-        let (graph, node) = (cx.graph, cx.graph.node(id));
-        let is_in = |set: &BTreeSet<usize>, slot: usize| {
-            node.operand(slot).is_some_and(|v| set.contains(&v.index()))
-        };
-        let outs = node.outs.iter().map(|v| v.index());
-        // The same on all ranks, for it does not mention the size of a batch.
-        let is_known = node.outs.iter().all(|v| {
-            let ints = cx.contents.get(*v);
-            ints.is_some_and(|ints| !ints.iter().any(|d| mentions(d, batch)))
-        });
-        if node.op == &SHAPE || node.op == &SIZE {
-            let has_examples = node.operands().any(|v| (cx.axis)(v).is_some());
-            if has_examples && !is_known {
-                self.any.extend(outs);
-            }
-            return Ok(true);
-        }
-        if is_known || !node.operands().any(|v| self.any.contains(&v.index())) {
-            return Ok(false);
-        }
-        let is_int = |v: &ValueId| graph.ty(*v).dtype.is_int();
-        let axis = node.outs.first().and_then(|v| (cx.axis)(*v));
-        let is_number = |slot: usize, n: i64| {
-            let ints = node.operand(slot).and_then(|v| cx.contents.get(v));
-            ints.is_some_and(|ints| ints.iter().all(|d| d.as_const() == Some(n)))
-        };
-        if node.op == &RANGE && axis.is_some() && is_number(0, 0) && is_number(2, 1) {
-            self.any.extend(outs.clone());
-            self.numbers.extend(outs);
-            return Ok(true);
-        }
-        if node.op == &GATHER_ND && is_in(&self.any, 1) {
-            let data = node.operand(0).and_then(cx.axis);
-            let by_number = is_in(&self.tuples, 1) && node.attrs.int("batch_dims") == 0;
-            let stays = node.operand(1).and_then(cx.axis) == axis;
-            return match by_number && stays && data == Some(0) {
-                true => Ok(true),
-                false => Err("it picks examples by numbers that differ from rank to rank"),
-            };
-        }
-        // What shapes a tensor is not its data.
-        let data = node.op.is_layout() || node.op == &CONSTANT_OF_SHAPE || node.op == &PAD;
-        let is_shaped = data && !is_in(&self.any, 0) || node.op == &CONSTANT_OF_SHAPE;
-        if is_shaped {
-            return Ok(false);
-        }
-        if !node.outs.iter().all(is_int) {
-            return Err("it makes data of the number of examples that are here");
-        }
-        self.any.extend(outs.clone());
-        let keeps = node.op.is_layout() || node.op.class == OpClass::Cast;
-        if keeps && is_in(&self.numbers, 0) {
-            self.numbers.extend(outs.clone());
-        }
-        let last = |v: ValueId| graph.ty(v).dims.last().is_some_and(Dim::is_one);
-        let rank = node.outs.first().map_or(0, |v| graph.ty(*v).rank()) as i64;
-        let is_tuple = node.op == &CONCAT && [-1, rank - 1].contains(&node.attrs.int("axis"));
-        if is_tuple && is_in(&self.numbers, 0) && node.operand(0).is_some_and(last) {
-            self.tuples.extend(outs);
-        }
-        Ok(false)
-    }
+fn is_size(node: &Node) -> bool {
+    node.op == &SHAPE || node.op == &SIZE
 }
 
 fn mentions(dim: &Dim, name: &str) -> bool {

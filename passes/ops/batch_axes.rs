@@ -6,12 +6,10 @@
 //!
 //! A sum over rows equals the sum over its chunks up to rounding. All other results are exact.
 
-mod apart;
 mod cut;
 mod parted;
 pub mod positions;
 
-pub use apart::{ApartCx, examples_apart};
 use ckpt_ir::op::{BatchAxes, OpDef};
 use ckpt_ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
 pub use cut::{CutCx, cut, own_axes};

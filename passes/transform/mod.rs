@@ -8,6 +8,7 @@ pub mod fuse;
 pub mod gather;
 pub mod infer;
 pub mod joint;
+pub mod lookups;
 pub mod lora;
 pub mod loss;
 pub mod optimizer;

@@ -5,17 +5,20 @@
 //! by a constant where the contents are numbers, else by one shared computation from `Shape` of a graph input. The
 //! graph stays as dynamic as it was. A second run changes nothing.
 //!
+//! Lookups that pick all elements in order become layout ops first (`lookups.rs`).
+//!
 //! Ops whose result is their operand, such as a cast to the same type, are left out. Besides their cost, ONNX Runtime's
 //! default optimizer corrupts a graph that has one before a dropout (1.31: `DivMulFusion` reads the result it removed).
 
 use super::dce::dce;
+use super::lookups::straighten;
 use super::sizes::Sizes;
 use crate::analysis::gradients::trained;
 use crate::analysis::params::{Selection, parameters};
 use crate::error::Result;
 use crate::ir::op::{Domain, Effect};
 use crate::ir::typing::Contents;
-use crate::ir::{DType, Def, Dim, Graph, NodeId, SecondaryMap, Tensor, ValueId};
+use crate::ir::{DType, Def, Dim, Graph, NodeId, Phase, SecondaryMap, Tensor, ValueId};
 use crate::ops;
 use crate::ops::Builder;
 use crate::transform::infer::infer;
@@ -29,7 +32,11 @@ type Key = (DType, Vec<i64>, Vec<Dim>);
 /// # Errors
 /// See [`infer`].
 pub fn simplify(graph: &mut Graph) -> Result<bool> {
-    let contents = infer(graph)?;
+    let mut contents = infer(graph)?;
+    let straightened = graph.phase == Phase::Typed && straighten(graph)?;
+    if straightened {
+        contents = infer(graph)?;
+    }
     let trained: BTreeSet<ValueId> = parameters(graph, &Selection::default())?
         .into_iter()
         .filter(|p| p.trainable)
@@ -37,7 +44,7 @@ pub fn simplify(graph: &mut Graph) -> Result<bool> {
         .chain(trained(graph).into_keys())
         .collect();
     let bypassed = bypass(graph, &contents, &trained);
-    Ok(replace_known(graph, &contents)? || bypassed)
+    Ok(replace_known(graph, &contents)? || bypassed || straightened)
 }
 
 /// Makes the readers of every result that equals the first operand read that operand. Returns whether there were any. A

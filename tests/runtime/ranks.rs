@@ -70,32 +70,83 @@ fn measured(graph: &Graph, mesh: &Mesh) -> Vec<(u64, u64)> {
     [0, ranks - 1].into_iter().map(run).collect()
 }
 
+fn plans(policies: &[&str], percents: &[f64]) -> Vec<PlanRequest> {
+    let policies = policies.iter().map(|p| Policy::parse(p).unwrap().into());
+    let budgets = percents.iter().map(|p| Budget::Percent(*p).into());
+    policies.chain(budgets).collect()
+}
+
+/// Runs the plan with this number on each rank by itself. Returns false if nothing fits into the budget.
+fn takes_what_was_predicted(
+    name: &str,
+    (i, plan): (usize, &PlanRequest),
+    ranks: u32,
+    shard: Shard,
+) -> bool {
+    let mesh = Mesh {
+        dp: ranks,
+        tp: 1,
+        shard,
+        bucket_bytes: BUCKETS[i % 3],
+    };
+    let Some(graph) = of_rank(name, mesh, plan.clone(), i % 2 == 0) else {
+        return false;
+    };
+    let all = measured(&graph, &mesh);
+    assert!(all.iter().all(|rank| *rank == all[0]), "{name}: {all:?}");
+    true
+}
+
 #[test]
 fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
-    let policies = ["none", "full", "selective", "submodule"].map(|p| Policy::parse(p).unwrap());
-    let mut plans: Vec<PlanRequest> = policies.map(Into::into).into();
-    plans.extend([90.0, 75.0, 60.0, 45.0].map(|p| Budget::Percent(p).into()));
+    let plans = plans(
+        &["none", "full", "selective", "submodule"],
+        &[90.0, 75.0, 60.0, 45.0],
+    );
     let mut seen = 0;
     for (i, plan) in plans.iter().enumerate() {
         for name in ["gpt2", "llama32_bf16"] {
             for ranks in [2, 4] {
                 let shard = SHARDS[(i + ranks as usize / 2) % 4];
-                let mesh = Mesh {
-                    dp: ranks,
-                    tp: 1,
-                    shard,
-                    bucket_bytes: BUCKETS[i % 3],
-                };
-                let Some(graph) = of_rank(name, mesh, plan.clone(), i % 2 == 0) else {
-                    continue;
-                };
-                let all = measured(&graph, &mesh);
-                assert!(all.iter().all(|rank| *rank == all[0]), "{name}: {all:?}");
-                seen += 1;
+                seen += usize::from(takes_what_was_predicted(name, (i, plan), ranks, shard));
             }
         }
     }
     assert!(seen > 24, "{seen} plans");
+}
+
+/// As above, with eight policies, ten budgets, and whatever a rank keeps a slice of.
+#[test]
+#[ignore = "takes minutes"]
+fn all_policies_and_ten_budgets_take_the_memory_that_was_predicted_on_every_rank() {
+    let plans = plans(
+        &[
+            "none",
+            "selective",
+            "full",
+            "every:2",
+            "first:1",
+            "group:2",
+            "submodule",
+            "parts:mlp",
+        ],
+        &[95.0, 90.0, 85.0, 80.0, 75.0, 70.0, 65.0, 60.0, 55.0, 50.0],
+    );
+    let (mut seen, mut infeasible) = (0, 0);
+    for (i, plan) in plans.iter().enumerate() {
+        for name in ["gpt2", "llama32_bf16"] {
+            for ranks in [2, 4] {
+                for shard in SHARDS {
+                    match takes_what_was_predicted(name, (i, plan), ranks, shard) {
+                        true => seen += 1,
+                        false => infeasible += 1,
+                    }
+                }
+            }
+        }
+    }
+    println!("{seen} plans, {infeasible} budgets in which nothing fits");
+    assert!(seen > 200, "{seen} plans");
 }
 
 /// Ranks that have parts of layers: all weights of a layer but norms and biases after sums are in parts.

@@ -31,12 +31,13 @@ from tools.oracle.loss_forms import FORMS, Case, Form, Model, reference
 
 LOSSES = "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation,dpo,orpo,kto,grpo,contrastive"
 EXPORTERS = ("dynamo", "file")
-VOCAB, WIDTH, BATCH, SEQ = 16384, 16, 8, 128
+VOCAB, WIDTH, BATCH, SEQ = 16384, 16, 16, 64
+"""Losses of whole answers subtract sums over SEQ tokens: the more there are, the more of the difference is rounding."""
 CHUNKS = 16
 TOKENS, PADDING = 62, 2
 """PyTorch computes no gradient for an embedding's padding, the first tokens here; ONNX files do not say which these are."""
-SIDE = 32
-"""Of a picture, in patches of one pixel."""
+SIDE = 8
+"""Of a picture, in patches of one pixel: as many as a sequence has tokens."""
 SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": TOKENS + PADDING}
 LLAMA = SMALL | {"intermediate_size": 2 * WIDTH, "num_key_value_heads": 1, "tie_word_embeddings": False}
 
@@ -107,12 +108,12 @@ class OnBody(Model):
         return self.form.loss(self, h, labels)
 
 
-def example(name: str, pictures: int, batch: int) -> dict[str, np.ndarray]:
-    """Returns inputs for a body: tokens of a batch or some pictures, and labels."""
+def example(name: str, batch: int) -> dict[str, np.ndarray]:
+    """Returns inputs for a body: a batch of tokens or pictures, and labels."""
     n = np.random.default_rng(7)
     if name == "vision":
-        pixels = n.standard_normal((pictures, 3, SIDE, SIDE)).astype(np.float32)
-        return {"input_ids": pixels, "labels": n.integers(0, VOCAB, (pictures, SIDE * SIDE))}
+        pixels = n.standard_normal((batch, 3, SIDE, SIDE)).astype(np.float32)
+        return {"input_ids": pixels, "labels": n.integers(0, VOCAB, (batch, SIDE * SIDE))}
     ids, labels = n.integers(PADDING, TOKENS, (batch, SEQ)), n.integers(0, VOCAB, (batch, SEQ))
     return {"input_ids": ids, "labels": labels}
 
@@ -136,7 +137,7 @@ class Trained(Case):
         super().__init__(compiler, loss, exporter, folder, 1)
         self.model = OnBody(self.form, body).eval()
         # The scores compare each row with all rows, so they are large only if there are many rows.
-        self.feed = example(body, 4, 4 * BATCH) if loss == "contrastive" else example(body, 1, BATCH)
+        self.feed = example(body, 8 * BATCH if loss == "contrastive" else BATCH)
         self.folded: list[str] = []
         self.row: dict[str, Any] = {"loss": loss, "body": body, "exporter": exporter}
 

@@ -284,7 +284,8 @@ impl<'g> Elements<'g> {
     fn computed(&mut self, id: NodeId, slot: usize, at: &[Dim]) -> Option<Element> {
         let node = self.graph.node(id);
         let op = node.op;
-        if op.is_layout() || op == &concat::TILE || op == &index::GATHER {
+        let lookups = [&index::GATHER, &index::GATHER_ND, &index::GATHER_ELEMENTS];
+        if op.is_layout() || op == &concat::TILE || lookups.contains(&op) {
             let (x, to) = self.source(id, slot, at)?;
             return Some(self.at(x, &to));
         }
@@ -324,21 +325,10 @@ impl<'g> Elements<'g> {
         if op == &scan::CUM_SUM {
             return self.summed(id, at);
         }
-        if op == &index::GATHER_ND {
-            return self.gathered(node, at);
-        }
-        if op == &index::GATHER_ELEMENTS {
-            let (x, indices) = (node.ins[0]?, node.ins[1]?);
-            let dims = &self.graph.ty(x).dims;
-            let axis = axis_of(node.attrs.int("axis"), dims.len())?;
-            let mut to = at.to_vec();
-            to[axis] = self.index(indices, at, &dims[axis])?;
-            return Some(self.at(x, &to));
-        }
         self.elementwise(node, at)
     }
 
-    /// Returns the operand and the index that an element of result `slot` of a layout op shows; `None` for other ops and
+    /// Returns the operand and the index that an element of result `slot` of a layout op or lookup shows; `None` for other ops and
     /// where the index cannot be told.
     pub fn source(&mut self, id: NodeId, slot: usize, at: &[Dim]) -> Option<(ValueId, Vec<Dim>)> {
         let node = self.graph.node(id);
@@ -390,6 +380,13 @@ impl<'g> Elements<'g> {
             let rank = self.graph.ty(indices).rank();
             let picked = self.index(indices, at.get(axis..axis + rank)?, &from[axis])?;
             [&at[..axis], &[picked], &at[axis + rank..]].concat()
+        } else if op == &index::GATHER_ELEMENTS {
+            let axis = axis_of(node.attrs.int("axis"), from.len())?;
+            let mut to = at.to_vec();
+            to[axis] = self.index(node.operand(1)?, at, &from[axis])?;
+            to
+        } else if op == &index::GATHER_ND {
+            self.named(node, &from, at)?
         } else {
             return None;
         };
@@ -599,10 +596,9 @@ impl<'g> Elements<'g> {
         Some(Element::Int(each.mul(&count)))
     }
 
-    fn gathered(&mut self, node: &Node, at: &[Dim]) -> Option<Element> {
-        let (x, indices) = (node.ins[0]?, node.ins[1]?);
+    fn named(&mut self, node: &Node, from: &[Dim], at: &[Dim]) -> Option<Vec<Dim>> {
+        let indices = node.operand(1)?;
         let batch = usize::try_from(node.attrs.int("batch_dims")).ok()?;
-        let dims = self.graph.ty(x).dims.clone();
         let rank = self.graph.ty(indices).rank();
         let named = self.graph.ty(indices).dims.last()?.as_const()?;
         let head = at.get(..rank - 1)?;
@@ -610,10 +606,10 @@ impl<'g> Elements<'g> {
         for k in 0..named {
             let tuple = [head, &[Dim::from(k)]].concat();
             let axis = batch + k as usize;
-            to.push(self.index(indices, &tuple, dims.get(axis)?)?);
+            to.push(self.index(indices, &tuple, from.get(axis)?)?);
         }
         to.extend_from_slice(&at[rank - 1..]);
-        (to.len() == dims.len()).then(|| self.at(x, &to))
+        Some(to)
     }
 
     /// Returns an element of the result of an elementwise op.

@@ -4,17 +4,22 @@
 //! reads for some of the positions, and where they lie in its results. Unlike rows ([`fit`](super::fit)), positions keep
 //! their axis, so batch axes and heads stay apart from them. Causal attention mixes positions, but only with earlier
 //! ones: for some queries it reads the keys up to the last of them.
+//!
+//! The examples of a batch lie along one axis in the same way ([`examples_apart`]).
 
 use super::super::attention::{ATTENTION, SEGMENTS};
 use super::super::concat::{CONCAT, PAD, SPLIT, TILE};
-use super::super::fill::{CONSTANT_OF_SHAPE, RANGE};
-use super::super::index::GATHER;
+use super::super::conv::{CONV, CONV_TRANSPOSE};
+use super::super::fill::{CONSTANT_OF_SHAPE, RANGE, TRILU};
+use super::super::index::{GATHER, GATHER_ND};
 use super::super::loss::CLASS_LOSS;
 use super::super::norm::{LAYER_NORM, RMS_NORM};
 use super::super::piecewise::PRELU;
+use super::super::pool::MAX_POOL;
 use super::super::random::DROPOUT;
 use super::super::reduce::{REDUCE_MEAN, REDUCE_SUM};
 use super::super::rotary::ROTARY;
+use super::super::scan::CUM_SUM;
 use super::super::scatter::SCATTER_ND;
 use super::super::select::{ARG_MAX, ARG_MIN};
 use super::super::slice::STEPS;
@@ -109,6 +114,7 @@ pub struct PositionsCx<'a> {
 }
 
 const MIXED: Reason = "it mixes positions";
+const NO_RULE: Reason = "there is no rule for how it treats positions";
 
 type Fitted = Result<Positions, Reason>;
 
@@ -127,7 +133,7 @@ pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted
         return Err("it draws random numbers for all positions at once");
     }
     if node.op.effect != Effect::Pure || node.outs.is_empty() {
-        return Err("there is no rule for how it treats positions");
+        return Err(NO_RULE);
     }
     let op = node.op;
     match op.axes {
@@ -148,6 +154,37 @@ pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted
     }
 }
 
+/// Checks that a node keeps the examples of a batch apart, so that processes can each run it on some of them. At least one operand
+/// has a place, which is that of its `count` examples. Returns their place in each result.
+///
+/// # Errors
+/// Why it mixes them, or that there is no rule for the op.
+pub fn examples_apart(cx: &PositionsCx, id: NodeId, count: &Dim) -> Result<Vec<Place>, Reason> {
+    const MIXED: Reason = "it mixes the examples of a batch";
+    let node = cx.graph.node(id);
+    if node.op.effect == Effect::Seeded {
+        return Err("it would draw the same numbers for the examples of each process");
+    }
+    let found = positions(cx, id, None).map_err(|why| match why == NO_RULE {
+        true => "there is no rule for how it treats the examples of a batch",
+        false => MIXED,
+    })?;
+    for (v, part) in node.ins.iter().zip(&found.ins) {
+        match (v.and_then(cx.place), part) {
+            (None, Part::Whole | Part::Sizes) => {}
+            (Some(place), Part::Chunk(read)) if place == *read => {}
+            (Some(_), Part::Chunk(_)) => return Err("its operands have examples at other places"),
+            _ => return Err(MIXED),
+        }
+    }
+    let outs = found.outs.into_iter().map(|place| place.ok_or(MIXED));
+    let outs = outs.collect::<Result<Vec<Place>, Reason>>()?;
+    match outs.iter().all(|place| place.len == *count) {
+        true => Ok(outs),
+        false => Err("it drops or adds examples"),
+    }
+}
+
 /// Ops whose field `axes` gives no rule.
 fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
     let node = cx.graph.node(id);
@@ -157,6 +194,26 @@ fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
     }
     if is(&[&CONCAT, &SPLIT, &ARG_MAX, &ARG_MIN]) {
         return along(cx, node, wanted, node.attrs.int("axis"));
+    }
+    if is(&[&CUM_SUM]) {
+        let axis = node.operand(1).and_then(|v| cx.contents.get(v));
+        let axis = axis.and_then(|ints| ints.first()?.as_const());
+        return along(cx, node, wanted, axis.ok_or("its axis is not a constant")?);
+    }
+    if is(&[&TRILU]) {
+        let x = operand(node, 0)?;
+        let place = wanted_or_of(cx, wanted, x)?;
+        return match place.axis + 2 < cx.graph.ty(x).rank() {
+            true => Ok(one(node, of_first(node, &place), place)),
+            false => Err("it works along the positions"),
+        };
+    }
+    if is(&[&CONV, &CONV_TRANSPOSE, &MAX_POOL]) {
+        let place = wanted_or_of(cx, wanted, operand(node, 0)?)?;
+        return match place.axis {
+            0 => Ok(one(node, of_first(node, &place), place)),
+            _ => Err("it works along the positions"),
+        };
     }
     if is(&[&LAYER_NORM, &RMS_NORM]) {
         return normalised(cx, node, wanted);
@@ -169,6 +226,9 @@ fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
     }
     if is(&[&GATHER]) {
         return gathered(cx, node, wanted);
+    }
+    if is(&[&GATHER_ND]) {
+        return picked(cx, node, wanted);
     }
     if is(&[&SCATTER_ND]) {
         return scattered(cx, node, wanted);
@@ -192,7 +252,7 @@ fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
             _ => Err("its first number and its step are not constants"),
         };
     }
-    Err("there is no rule for how it treats positions")
+    Err(NO_RULE)
 }
 
 /// Returns the place that is wanted, or else that of an operand which a result has, too.
@@ -347,7 +407,14 @@ fn product(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     let (a, b) = (operand(node, 0)?, operand(node, 1)?);
     let rank_of = |v: ValueId| cx.graph.ty(v).rank();
     let rank = rank_of(node.outs[0]);
-    if rank_of(a) < 2 || rank_of(b) < 2 {
+    if rank_of(b) == 1 && rank_of(a) > 1 {
+        let place = wanted_or_of(cx, wanted, a)?;
+        return match place.axis + 1 < rank_of(a) {
+            true => Ok(one(node, of_first(node, &place), place)),
+            false => Err(SUMMED),
+        };
+    }
+    if rank_of(a) < 2 {
         return Err("there is no rule for products of vectors");
     }
     // Axes counted from the end: 1 and 2 are those of matrices.
@@ -509,6 +576,16 @@ fn attention(cx: &PositionsCx, id: NodeId) -> Fitted {
     let (q, k, v) = (operand(node, 0)?, operand(node, 1)?, operand(node, 2)?);
     let rank = cx.graph.ty(q).rank();
     let place = (cx.place)(q).ok_or("its queries are the same for all positions")?;
+    if place.axis + 2 < rank {
+        // Along sequences of a batch, or heads, which segments do not have.
+        let part = |(slot, v): (usize, &Option<ValueId>)| match v {
+            Some(v) if slot != SEGMENTS => broadcast_part(cx, *v, rank, &place),
+            Some(v) if place.axis + 3 < rank => broadcast_part(cx, *v, rank - 2, &place),
+            _ => Ok(Part::Whole),
+        };
+        let ins = node.ins.iter().enumerate().map(part);
+        return Ok(one(node, ins.collect::<Result<_, _>>()?, place));
+    }
     if place.axis + 2 != rank || !place.is_own_axis() {
         return Err("its queries do not lie along the positions");
     }
@@ -559,8 +636,8 @@ fn attention(cx: &PositionsCx, id: NodeId) -> Fitted {
 fn class_loss(cx: &PositionsCx, node: &Node) -> Fitted {
     let scores = operand(node, 0)?;
     let place = (cx.place)(scores).ok_or(MIXED)?;
-    if place.axis != 0 || cx.graph.ty(scores).rank() != 2 {
-        return Err("its classes do not lie along the second of two axes");
+    if place.axis != 0 {
+        return Err("its rows do not lie along the first axis");
     }
     let mut ins = of_first(node, &place);
     ins[1] = Part::Chunk(place.clone());
@@ -603,6 +680,21 @@ fn gathered(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
         false => vec![Part::Chunk(place.at(place.axis + 1 - chosen)), Part::Whole],
     };
     Ok(one(node, ins, place))
+}
+
+/// Each tuple of indices picks a slice of the data; positions lie along an axis of the list of tuples.
+fn picked(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
+    let (data, tuples) = (operand(node, 0)?, operand(node, 1)?);
+    let place = wanted.cloned().or_else(|| (cx.place)(tuples));
+    let place = place.ok_or("it picks positions")?;
+    let is_listed = place.axis + 1 < cx.graph.ty(tuples).rank();
+    let is_batch = (place.axis as i64) < node.attrs.int("batch_dims");
+    let of_data = match (is_listed, is_batch, (cx.place)(data)) {
+        (true, true, _) => Part::Chunk(place.clone()),
+        (true, false, None) => Part::Whole,
+        _ => return Err("it picks positions"),
+    };
+    Ok(one(node, vec![of_data, Part::Chunk(place.clone())], place))
 }
 
 /// Rows are replaced by place; positions lie along an axis that places do not name.

@@ -1,0 +1,135 @@
+//! Replaces lookups that pick all elements in their order by layout ops.
+//!
+//! In and out: `Typed`. Exporters write a padding mask as `mask[batch, key]`, with index tensors that count up from 0. PyTorch's
+//! older exporter even looks it up in the flattened mask, at `batch · keys + key`. Where the indices are proven to be those of
+//! the result ([`Elements`]), the lookup is a view of the mask with further axes, which other passes understand.
+
+use super::dce::dce;
+use crate::analysis::residual_stream::Flow;
+use crate::analysis::symbolic_elements::{Elements, index_variable};
+use crate::error::Result;
+use crate::ir::typing::Contents;
+use crate::ir::{Dim, Graph, NodeId, Same, ValueId};
+use crate::ops::index::{GATHER, GATHER_ELEMENTS, GATHER_ND};
+use crate::ops::{Builder, EmitExt};
+use std::collections::BTreeMap;
+
+/// A lookup, what it shows, and for each axis of that the axis of the result; `None` for an axis of size 1 that is gone.
+struct View {
+    lookup: NodeId,
+    of: ValueId,
+    axes: Vec<Option<usize>>,
+}
+
+/// Replaces the lookups of a forward graph. Returns whether there were any.
+///
+/// # Errors
+/// None but bugs: new nodes have the types of those that they replace.
+pub fn straighten(graph: &mut Graph) -> Result<bool> {
+    let is_lookup = |id: &&NodeId| {
+        let node = graph.node(**id);
+        let is_read = |v: &ValueId| !graph.value(*v).uses().is_empty() && !graph.is_output(*v);
+        [&GATHER, &GATHER_ND, &GATHER_ELEMENTS].contains(&node.op)
+            && node.recompute_of.is_none()
+            && node.outs.iter().all(is_read)
+    };
+    let lookups: Vec<NodeId> = graph.order().iter().filter(is_lookup).copied().collect();
+    if lookups.is_empty() {
+        return Ok(false);
+    }
+    let flow = Flow::new(graph)?;
+    let mut elements = Elements::new(graph, &flow);
+    let found = lookups
+        .iter()
+        .filter_map(|id| view(graph, &mut elements, *id));
+    let found: Vec<View> = found.collect();
+    if found.is_empty() {
+        return Ok(false);
+    }
+    let old = graph.order().to_vec();
+    let contents = Contents::known(graph)?;
+    let mut b = Builder::resume(graph, contents);
+    let mut after: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
+    for found in found {
+        let mark = b.graph.order().len();
+        let node = b.graph.node(found.lookup);
+        (b.loc, b.role, b.prefix) = (node.loc.clone(), node.role, node.name.clone());
+        let result = node.outs[0];
+        let readers = b.graph.value(result).uses().to_vec();
+        let new = emit(&mut b, &found, result)?;
+        for reader in readers {
+            b.graph.set_operand(reader.node, reader.slot, Some(new));
+        }
+        after.insert(found.lookup, b.graph.order()[mark..].to_vec());
+    }
+    let order = old.into_iter().flat_map(|id| {
+        let new = after.remove(&id).unwrap_or_default();
+        std::iter::once(id).chain(new)
+    });
+    let order = order.collect();
+    graph.set_order(order);
+    dce(graph);
+    Ok(true)
+}
+
+/// Returns what a lookup shows, if it is a view.
+fn view(graph: &Graph, elements: &mut Elements, lookup: NodeId) -> Option<View> {
+    let dims = &graph.ty(graph.node(lookup).outs[0]).dims;
+    elements.enter(dims);
+    let index = |axis: usize| match dims[axis].is_one() {
+        true => Dim::ZERO,
+        false => index_variable(axis),
+    };
+    let at: Vec<Dim> = (0..dims.len()).map(index).collect();
+    let (mut of, mut to) = elements.source(lookup, 0, &at)?;
+    loop {
+        let shown = &graph.ty(of).dims;
+        let axis = |(i, size): (&Dim, &Dim)| {
+            if *i == Dim::ZERO {
+                return size.is_one().then_some(None);
+            }
+            let axis = at.iter().position(|own| own == i)?;
+            (dims[axis].same(size) == Same::Yes).then_some(Some(axis))
+        };
+        let axes: Option<Vec<Option<usize>>> = to.iter().zip(shown).map(axis).collect();
+        if let Some(axes) = axes {
+            let mut seen = std::collections::BTreeSet::new();
+            let is_once = axes.iter().flatten().all(|axis| seen.insert(*axis));
+            return is_once.then_some(View { lookup, of, axes });
+        }
+        // What it looks up in may be a layout of something else.
+        let maker = graph
+            .def_node(of)
+            .filter(|id| graph.node(*id).op.is_layout())?;
+        (of, to) = elements.source(maker, 0, &to)?;
+    }
+}
+
+/// Emits the view of a lookup with this result.
+fn emit(b: &mut Builder, view: &View, result: ValueId) -> Result<ValueId> {
+    let ty = b.ty(result).clone();
+    let list = |axes: &mut dyn Iterator<Item = usize>| axes.map(|axis| axis as i64).collect();
+    let mut new = view.of;
+    let kept: Vec<usize> = view.axes.iter().flatten().copied().collect();
+    if kept.is_sorted() && b.ty(new).dims == ty.dims {
+        return Ok(new);
+    }
+    let gone: Vec<i64> = list(&mut (0..view.axes.len()).filter(|i| view.axes[*i].is_none()));
+    if !gone.is_empty() {
+        new = b.squeeze(new, &gone)?;
+    }
+    let mut turn: Vec<usize> = (0..kept.len()).collect();
+    turn.sort_by_key(|i| kept[*i]);
+    if !turn.is_sorted() {
+        new = b.transpose(new, &list(&mut turn.into_iter()))?;
+    }
+    let added: Vec<i64> = list(&mut (0..ty.rank()).filter(|axis| !kept.contains(axis)));
+    if !added.is_empty() {
+        new = b.unsqueeze(new, &added)?;
+    }
+    if b.ty(new).dims != ty.dims {
+        let shape = b.shape(result)?;
+        new = b.expand(new, shape)?;
+    }
+    Ok(new)
+}

@@ -1,0 +1,76 @@
+"""Compares the time of steps with parts of the model in chunks of rows with that of the same steps without.
+
+    python tools row_chunks --ckpt-opt BINARY [--model llama_small] [--batch 2] [--seq 512] [--chunks 4] [--policy full]
+        [--rounds 7] [--steps 3] [--threads 2] [--page FILE.md]
+
+The model has random weights and is exported. Every step recomputes by the same policy. In each round, `--steps` steps of every
+variant run, one variant after the other: whole, the MLPs in chunks (`--tile-mlp`), head and loss in chunks (`--tile-loss`), and
+both. A run counts with its median step. Printed are the peak, the median time, and the ratio to the whole step within rounds:
+the median, the least and the largest.
+
+Exit code 1 if a measured peak differs from the predicted one, or a median ratio is above `--limit` (1.03). Needs
+tools/requirements-torch.txt.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import torch
+
+from tools.lib import models, options, page
+from tools.lib.compiler import Compiler
+
+WHOLE = "whole"
+
+
+def main() -> int:
+    parser = options.with_binary(__doc__)
+    parser.add_argument("--model", default="llama_small", choices=models.MODELS)
+    parser.add_argument("--policy", default="full")
+    parser.add_argument("--limit", type=float, default=1.03)
+    options.add_counts(parser, batch=2, seq=512, chunks=4, rounds=7, steps=3, threads=2)
+    options.add_page(parser)
+    given = parser.parse_args()
+    compiler = Compiler(given.ckpt_opt)
+    chunks = str(given.chunks)
+    mlp, loss = ("--tile-mlp", chunks), ("--tile-loss", chunks)
+    variants = {WHOLE: (), "MLPs": mlp, "head and loss": loss, "both": (*mlp, *loss)}
+    peaks: dict[str, int] = {}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    wrong = []
+    with options.folder_or_scratch(None) as folder:
+        source = folder / "model.onnx"
+        models.export(models.build(given.model, torch.float32), source)
+        sizes = options.dim_options({"batch": given.batch, "seq": given.seq})
+        asked = ("--loss", models.MODELS[given.model][2], "--drop-output", "*", "--policy", given.policy)
+        for name, cut in variants.items():
+            compiler.call(source, "-o", graph(folder, name), *asked, *sizes, *cut)
+        for _ in range(given.rounds):
+            for name, spent in times.items():
+                counts = ("--steps", str(given.steps), "--threads", str(given.threads))
+                ran = compiler.call_json("run", graph(folder, name), "--seed", "1", *counts)
+                spent.append(ran["step_time_us"])
+                peaks[name] = ran["measured_peak_bytes"]
+                if ran["measured_peak_bytes"] != ran["predicted_peak_bytes"]:
+                    wrong.append(f"{name}: {ran['predicted_peak_bytes']} bytes predicted, {peaks[name]} measured")
+    about = f"{given.model}, {given.batch} x {given.seq} tokens, {given.chunks} chunks, --policy {given.policy}"
+    lines = [
+        page.head(about, given.threads, page.load()),
+        "",
+        "| in chunks | peak, MiB | step, ms | time over the whole step: median, least, largest |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, spent in times.items():
+        ratios = [a / b for a, b in zip(spent, times[WHOLE], strict=True)]
+        middle = statistics.median(ratios)
+        if middle > given.limit:
+            wrong.append(f"{name}: {middle:.3f} times the whole step")
+        cells = (name, f"{peaks[name] / 2**20:.1f}", f"{statistics.median(spent) / 1e3:.0f}")
+        lines.append(f"| {' | '.join(cells)} | {middle:.3f}, {min(ratios):.3f}, {max(ratios):.3f} |")
+    return page.finish("Rows in chunks", lines, [], list(dict.fromkeys(wrong)), given.page)
+
+
+def graph(folder: Path, variant: str) -> Path:
+    return folder / f"{variant.replace(' ', '-')}.onnx"
