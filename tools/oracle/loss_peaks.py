@@ -204,7 +204,7 @@ def main() -> int:
                     results.write(json.dumps(rows[-1]) + "\n")
     rows = sorted((row for row in rows if place(row) in cases), key=lambda row: cases.index(place(row)))
     lines = [
-        page.head(f"PyTorch {torch.__version__}, {VOCAB} classes, {CHUNKS} chunks", 1),
+        page.head(f"PyTorch {torch.__version__}, {VOCAB} classes, {CHUNKS} chunks, {BATCH} x {SEQ} tokens", 1),
         "",
         "| loss | body | exporter | peak, % of a tensor of scores | loss and gradients |",
         "|---|---|---|--:|---|",
@@ -233,7 +233,7 @@ def row_of(compiler: Compiler, loss: str, body: str, exporter: str, folder: Path
     except Refused as refused:
         wrong = [str(refused)]
     except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
-        wrong, note = [], f"{loss} on {body} by {exporter}: not exported: {str(error).splitlines()[0]}"
+        wrong, note = [], f"{body} by {exporter}: PyTorch does not export it: {type(error).__name__}"
     if case.folded:
         note = f"{body} by {exporter}: the exporter made {', '.join(case.folded)} a constant"
     held = "no" if wrong else "as PyTorch's and ONNX Runtime's"
