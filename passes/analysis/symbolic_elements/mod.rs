@@ -253,9 +253,11 @@ impl<'g> Elements<'g> {
         let table = table.or_insert_with(|| Table::of(tensor).map(Arc::new));
         match &*table.clone()? {
             Table::Same(x) => Some(Element::constant(dtype, *x)),
-            Table::Ramp { axis, start, step } => {
-                let i = at.get(*axis)?.mul(&Dim::from(*step));
-                Some(Element::Int(i.add(&Dim::from(*start))))
+            Table::Ramp(ramp) => Some(Element::Int(ramp.at(at))),
+            Table::Tuples(ramps) => {
+                let (part, list) = at.split_last()?;
+                let part = usize::try_from(part.as_const()?).ok()?;
+                Some(Element::Int(ramps.get(part)?.at(list)))
             }
             Table::Band {
                 left,
