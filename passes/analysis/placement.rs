@@ -72,14 +72,29 @@ pub fn mean_of_examples(graph: &Graph, loss: ValueId) -> Result<Mean> {
             places[*v] = Some(place);
         }
     }
-    if !graph.node(at).operands().any(|v| places[v].is_some()) {
+    let operands: Vec<ValueId> = graph.node(at).operands().collect();
+    if !operands.iter().any(|v| places[*v].is_some()) {
         return Err(fail("the loss does not depend on the batch").at(graph.describe(at)));
+    }
+    if let (Mean::Labels { labels, .. }, Some(scores)) = (&mean, operands.first()) {
+        // Labels have no axis of classes, which is the second of the scores.
+        let of_labels = places[*scores].clone().filter(|place| place.axis != 1);
+        let of_labels = of_labels.map(|place| Place {
+            axis: place.axis - usize::from(place.axis > 1),
+            ..place
+        });
+        if of_labels.is_none() || of_labels != places[*labels] {
+            return Err(
+                fail("the loss compares scores with labels of other examples")
+                    .at(graph.describe(at)),
+            );
+        }
     }
     Ok(mean)
 }
 
-/// Returns where the examples lie in each value: along the one axis whose size mentions the batch size. What else was merged
-/// into the axis is taken to lie behind them, which holds for inputs.
+/// Returns where the examples lie in each value: along the one axis whose size mentions the batch size. If an input has an axis of a
+/// multiple of the batch size, each example is assumed to be a stretch of it.
 ///
 /// # Errors
 /// A value in which several axes mention the batch size, or none is a multiple of it.
@@ -116,7 +131,7 @@ fn places_by_size(graph: &Graph, batch: &str) -> Result<SecondaryMap<ValueId, Op
     Ok(places)
 }
 
-/// Follows integers that only this rank has, because the number of examples that are here has a say in them.
+/// Follows integers that depend on this rank's number of examples.
 ///
 /// # Errors
 /// Data would depend on them.
@@ -136,10 +151,14 @@ fn follow_counts(
         true => node.operands().any(|v| (cx.place)(v).is_some()),
         false => node.operands().any(|v| counts.contains(&v)),
     };
-    // What shapes a tensor is not its data.
-    let is_data = node.op.is_layout() || node.op == &PAD;
-    let shapes = node.op == &CONSTANT_OF_SHAPE
-        || is_data && node.operand(0).is_none_or(|v| !counts.contains(&v));
+    // What shapes a tensor of examples is not its data.
+    let is_count_at = |slot: usize| node.operand(slot).is_some_and(|v| counts.contains(&v));
+    let is_data = match node.op {
+        op if op == &PAD => is_count_at(0) || is_count_at(2),
+        op if op == &CONSTANT_OF_SHAPE => false,
+        op => !op.is_layout() || is_count_at(0),
+    };
+    let shapes = !is_data && node.outs.iter().all(|v| (cx.place)(*v).is_some());
     if is_known || !is_count || shapes {
         return Ok(());
     }

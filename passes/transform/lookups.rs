@@ -1,20 +1,23 @@
-//! Replaces lookups that pick all elements in their order by layout ops.
+//! Replaces lookups in integers and booleans that pick all elements in their order by layout ops.
 //!
 //! In and out: `Typed`. Exporters write a padding mask as `mask[batch, key]`, with index tensors that count up from 0. PyTorch's
 //! older exporter even looks it up in the flattened mask, at `batch · keys + key`. Where the indices are proven to be those of
 //! the result ([`Elements`]), the lookup is a view of the mask with further axes, which other passes understand.
+//! Tables of floating-point numbers stay looked up: a lookup is what tells a trained table from other tensors.
 
 use super::dce::dce;
 use crate::analysis::residual_stream::Flow;
 use crate::analysis::symbolic_elements::{Elements, index_variable};
 use crate::error::Result;
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, NodeId, Same, ValueId};
+use crate::ir::{Def, Dim, Graph, NodeId, Same, ValueId};
 use crate::ops::index::{GATHER, GATHER_ELEMENTS, GATHER_ND};
+use crate::ops::shape::{SHAPE, SIZE};
 use crate::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
 
-/// A lookup, what it shows, and for each axis of that the axis of the result; `None` for an axis of size 1 that is gone.
+/// A lookup, the value that it is a view of, and for each axis of that value the matching axis of the result; `None` for an axis of
+/// size 1 without one.
 struct View {
     lookup: NodeId,
     of: ValueId,
@@ -24,12 +27,17 @@ struct View {
 /// Replaces the lookups of a forward graph. Returns whether there were any.
 ///
 /// # Errors
-/// None but bugs: new nodes have the types of those that they replace.
+/// Only internal errors: new nodes have the types of those that they replace.
 pub fn straighten(graph: &mut Graph) -> Result<bool> {
     let is_lookup = |id: &&NodeId| {
         let node = graph.node(**id);
-        let is_read = |v: &ValueId| !graph.value(*v).uses().is_empty() && !graph.is_output(*v);
-        [&GATHER, &GATHER_ND, &GATHER_ELEMENTS].contains(&node.op)
+        let is_read = |v: &ValueId| {
+            let mut readers = graph.value(*v).uses().iter().map(|u| graph.node(u.node).op);
+            !graph.is_output(*v) && readers.any(|op| op != &SHAPE && op != &SIZE)
+        };
+        let is_float = |v: &ValueId| graph.ty(*v).dtype.is_float();
+        !node.outs.iter().any(is_float)
+            && [&GATHER, &GATHER_ND, &GATHER_ELEMENTS].contains(&node.op)
             && node.recompute_of.is_none()
             && node.outs.iter().all(is_read)
     };
@@ -50,13 +58,16 @@ pub fn straighten(graph: &mut Graph) -> Result<bool> {
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
     let mut after: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
-    for found in found {
+    let mut instead: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    for mut found in found {
+        found.of = *instead.get(&found.of).unwrap_or(&found.of);
         let mark = b.graph.order().len();
         let node = b.graph.node(found.lookup);
         (b.loc, b.role, b.prefix) = (node.loc.clone(), node.role, node.name.clone());
         let result = node.outs[0];
         let readers = b.graph.value(result).uses().to_vec();
         let new = emit(&mut b, &found, result)?;
+        instead.insert(result, new);
         for reader in readers {
             b.graph.set_operand(reader.node, reader.slot, Some(new));
         }
@@ -98,10 +109,13 @@ fn view(graph: &Graph, elements: &mut Elements, lookup: NodeId) -> Option<View> 
             return is_once.then_some(View { lookup, of, axes });
         }
         // What it looks up in may be a layout of something else.
-        let maker = graph
-            .def_node(of)
-            .filter(|id| graph.node(*id).op.is_layout())?;
-        (of, to) = elements.source(maker, 0, &to)?;
+        let Def::Node { node, slot } = graph.value(of).def else {
+            return None;
+        };
+        if !graph.node(node).op.is_layout() {
+            return None;
+        }
+        (of, to) = elements.source(node, slot, &to)?;
     }
 }
 

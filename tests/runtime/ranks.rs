@@ -115,7 +115,7 @@ fn every_plan_takes_the_memory_that_was_predicted_on_every_rank() {
     assert!(seen > 24, "{seen} plans");
 }
 
-/// As above, with eight policies, ten budgets, and whatever a rank keeps a slice of.
+/// As above, with eight policies, ten budgets, and every `--shard` setting.
 #[test]
 #[ignore = "takes minutes"]
 fn all_policies_and_ten_budgets_take_the_memory_that_was_predicted_on_every_rank() {

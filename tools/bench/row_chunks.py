@@ -1,12 +1,12 @@
 """Compares the time of steps with parts of the model in chunks of rows with that of the same steps without.
 
     python tools row_chunks --ckpt-opt BINARY [--model llama_small] [--batch 2] [--seq 512] [--chunks 4] [--policy full]
-        [--rounds 7] [--steps 3] [--threads 2] [--page FILE.md]
+        [--rounds 7] [--steps 3] [--threads 2] [--limit 1.03] [--page FILE.md]
 
 The model has random weights and is exported. Every step recomputes by the same policy. In each round, `--steps` steps of every
 variant run, one variant after the other: whole, the MLPs in chunks (`--tile-mlp`), head and loss in chunks (`--tile-loss`), and
-both. A run counts with its median step. Printed are the peak, the median time, and the ratio to the whole step within rounds:
-the median, the least and the largest.
+both. A run counts with its median step. Printed are the peak with parameters and inputs, the median time, and the ratio to the
+whole step within rounds: the median, the least and the largest.
 
 Exit code 1 if a measured peak differs from the predicted one, or a median ratio is above `--limit` (1.03). Needs
 tools/requirements-torch.txt.
@@ -37,6 +37,13 @@ def main() -> int:
     chunks = str(given.chunks)
     mlp, loss = ("--tile-mlp", chunks), ("--tile-loss", chunks)
     variants = {WHOLE: (), "MLPs": mlp, "head and loss": loss, "both": (*mlp, *loss)}
+    about = f"{given.model}, {given.batch} x {given.seq} tokens, {given.chunks} chunks, --policy {given.policy}"
+    lines = [
+        page.head(about, given.threads, page.load()),
+        "",
+        "| in chunks | peak, MiB | step, ms | time over the whole step: median, least, largest |",
+        "|---|--:|--:|--:|",
+    ]
     peaks: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in variants}
     wrong = []
@@ -55,13 +62,6 @@ def main() -> int:
                 peaks[name] = ran["measured_peak_bytes"]
                 if ran["measured_peak_bytes"] != ran["predicted_peak_bytes"]:
                     wrong.append(f"{name}: {ran['predicted_peak_bytes']} bytes predicted, {peaks[name]} measured")
-    about = f"{given.model}, {given.batch} x {given.seq} tokens, {given.chunks} chunks, --policy {given.policy}"
-    lines = [
-        page.head(about, given.threads, page.load()),
-        "",
-        "| in chunks | peak, MiB | step, ms | time over the whole step: median, least, largest |",
-        "|---|--:|--:|--:|",
-    ]
     for name, spent in times.items():
         ratios = [a / b for a, b in zip(spent, times[WHOLE], strict=True)]
         middle = statistics.median(ratios)
@@ -69,6 +69,7 @@ def main() -> int:
             wrong.append(f"{name}: {middle:.3f} times the whole step")
         cells = (name, f"{peaks[name] / 2**20:.1f}", f"{statistics.median(spent) / 1e3:.0f}")
         lines.append(f"| {' | '.join(cells)} | {middle:.3f}, {min(ratios):.3f}, {max(ratios):.3f} |")
+    print(*lines, sep="\n")
     return page.finish("Rows in chunks", lines, [], list(dict.fromkeys(wrong)), given.page)
 
 

@@ -33,6 +33,8 @@ LOSSES = "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation
 EXPORTERS = ("dynamo", "file")
 VOCAB, WIDTH, BATCH, SEQ = 16384, 16, 16, 64
 """Losses of whole answers subtract sums over SEQ tokens: the more there are, the more of the difference is rounding."""
+UNEXPORTED = [("moe", "dynamo")]
+"""What PyTorch cannot export."""
 CHUNKS = 16
 TOKENS, PADDING = 62, 2
 """PyTorch computes no gradient for an embedding's padding, the first tokens here; ONNX files do not say which these are."""
@@ -233,7 +235,8 @@ def row_of(compiler: Compiler, loss: str, body: str, exporter: str, folder: Path
     except Refused as refused:
         wrong = [str(refused)]
     except (torch.onnx.errors.OnnxExporterError, torch._dynamo.exc.UserError) as error:
-        wrong, note = [], f"{body} by {exporter}: PyTorch does not export it: {type(error).__name__}"
+        note = f"{body} by {exporter}: PyTorch does not export it: {type(error).__name__}"
+        wrong = [] if (body, exporter) in UNEXPORTED else [note]
     if case.folded:
         note = f"{body} by {exporter}: the exporter made {', '.join(case.folded)} a constant"
     held = "no" if wrong else "as PyTorch's and ONNX Runtime's"

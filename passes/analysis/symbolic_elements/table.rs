@@ -26,7 +26,7 @@ pub(super) enum Table {
     },
 }
 
-/// Integers that are `start` and a step more for each index of an axis.
+/// Integers `start + Σ steps[axis]·index[axis]`.
 #[derive(Debug)]
 pub(super) struct Ramp {
     start: i64,

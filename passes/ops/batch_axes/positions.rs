@@ -155,7 +155,7 @@ pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted
 }
 
 /// Checks that a node keeps the examples of a batch apart, so that processes can each run it on some of them. At least one operand
-/// has a place, which is that of its `count` examples. Returns their place in each result.
+/// has a place; `count` is the number of examples. Returns their place in each result.
 ///
 /// # Errors
 /// Why it mixes them, or that there is no rule for the op.
@@ -209,6 +209,11 @@ fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
         };
     }
     if is(&[&CONV, &CONV_TRANSPOSE, &MAX_POOL]) {
+        // The second result of a pool numbers places in the whole operand.
+        let is_read = |v: &ValueId| cx.graph.is_output(*v) || !cx.graph.value(*v).uses().is_empty();
+        if node.outs.get(1).is_some_and(is_read) {
+            return Err(MIXED);
+        }
         let place = wanted_or_of(cx, wanted, operand(node, 0)?)?;
         return match place.axis {
             0 => Ok(one(node, of_first(node, &place), place)),
