@@ -2,8 +2,8 @@
 //! mixes them.
 //!
 //! Examples lie along the one axis whose size mentions the batch size. A value is the same on all ranks if it depends on no
-//! example. A node that reads examples must keep them apart ([`examples_apart`]), or be the loss. How many examples there are
-//! differs from rank to rank: it may shape tensors, but not become data.
+//! example. A node that reads examples must keep them apart ([`examples_apart`]), or be the loss. Ranks may have
+//! different numbers of examples, so this number may set the shape of a tensor, but not its elements.
 
 use crate::analysis::sizes::{DimKind, dim_kinds};
 use crate::error::{Error, Result};

@@ -1,9 +1,9 @@
 //! Replaces lookups in integers and booleans that pick all elements in their order by layout ops.
 //!
 //! In and out: `Typed`. Exporters write a padding mask as `mask[batch, key]`, with index tensors that count up from 0. PyTorch's
-//! older exporter even looks it up in the flattened mask, at `batch · keys + key`. Where the indices are proven to be those of
-//! the result ([`Elements`]), the lookup is a view of the mask with further axes, which other passes understand.
-//! Tables of floating-point numbers stay looked up: a lookup is what tells a trained table from other tensors.
+//! older exporter even flattens the mask and looks it up at `batch · keys + key`. If the indices are proven to be those of the
+//! result ([`Elements`]), a view of the mask replaces the lookup. Other passes understand views.
+//! Lookups in floating-point tensors stay: by them other passes recognise trained tables.
 
 use super::dce::dce;
 use crate::analysis::residual_stream::Flow;
@@ -83,7 +83,7 @@ pub fn straighten(graph: &mut Graph) -> Result<bool> {
     Ok(true)
 }
 
-/// Returns what a lookup shows, if it is a view.
+/// Returns the view that a lookup is, if it is one.
 fn view(graph: &Graph, elements: &mut Elements, lookup: NodeId) -> Option<View> {
     let dims = &graph.ty(graph.node(lookup).outs[0]).dims;
     elements.enter(dims);
@@ -108,7 +108,7 @@ fn view(graph: &Graph, elements: &mut Elements, lookup: NodeId) -> Option<View> 
             let is_once = axes.iter().flatten().all(|axis| seen.insert(*axis));
             return is_once.then_some(View { lookup, of, axes });
         }
-        // What it looks up in may be a layout of something else.
+        // The operand may be a view itself.
         let Def::Node { node, slot } = graph.value(of).def else {
             return None;
         };
@@ -138,9 +138,7 @@ fn emit(b: &mut Builder, view: &View, result: ValueId) -> Result<ValueId> {
         new = b.transpose(new, &list(&mut turn.into_iter()))?;
     }
     let added: Vec<i64> = list(&mut (0..ty.rank()).filter(|axis| !kept.contains(axis)));
-    if !added.is_empty() {
-        new = b.unsqueeze(new, &added)?;
-    }
+    new = b.unsqueeze(new, &added)?;
     if b.ty(new).dims != ty.dims {
         let shape = b.shape(result)?;
         new = b.expand(new, shape)?;

@@ -451,6 +451,11 @@ fn the_largest_sequence_in_chunks_is_found_and_the_host_holds_what_it_may() {
     assert_eq!(json(&at(""))["outside_peak_bytes"], outside);
     let little = at("--host-budget 40KiB");
     assert_eq!(code(&little), 2, "{}", stderr(&little));
+    // Layers have no inputs of their own there.
+    let refused = "plan model.onnx --loss causal-lm --drop-output logits --dim batch=1 --dim seq=64 --tile-sequence 4 \
+        --offload block-inputs --policy chunks";
+    let refused = call(dir.path(), &refused.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(code(&refused), 2, "{}", stderr(&refused));
 }
 
 #[test]

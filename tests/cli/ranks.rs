@@ -161,7 +161,7 @@ fn four_ranks_agree(dir: &Path, model: &str) {
     }
 }
 
-/// Returns the report of 20 steps, and the weights after them.
+/// Trains for 20 steps. Returns the report and the weights.
 fn twenty_steps(dir: &Path, model: &str, more: &[&str]) -> (Value, Vec<u8>) {
     let (file, out) = (format!("{model}.onnx"), format!("{model}{}", more.concat()));
     let all = [&["--steps", "20"], more].concat();

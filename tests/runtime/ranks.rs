@@ -76,7 +76,8 @@ fn plans(policies: &[&str], percents: &[f64]) -> Vec<PlanRequest> {
     policies.chain(budgets).collect()
 }
 
-/// Runs the plan with this number on each rank by itself. Returns false if nothing fits into the budget.
+/// Plays ranks alone, one after the other, by a plan. The number of the plan chooses the bucket size, and whether updates are fused.
+/// Returns false if no plan fits the budget.
 fn takes_what_was_predicted(
     name: &str,
     (i, plan): (usize, &PlanRequest),

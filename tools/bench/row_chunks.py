@@ -3,7 +3,7 @@
     python tools row_chunks --ckpt-opt BINARY [--model llama_small] [--batch 2] [--seq 512] [--chunks 4] [--policy full]
         [--rounds 7] [--steps 3] [--threads 2] [--limit 1.03] [--page FILE.md]
 
-The model has random weights and is exported. Every step recomputes by the same policy. In each round, `--steps` steps of every
+An exported model with random weights is compiled, always with the same recomputation policy. In each round, `--steps` steps of every
 variant run, one variant after the other: whole, the MLPs in chunks (`--tile-mlp`), head and loss in chunks (`--tile-loss`), and
 both. A run counts with its median step. Printed are the peak with parameters and inputs, the median time, and the ratio to the
 whole step within rounds: the median, the least and the largest.

@@ -330,7 +330,7 @@ impl<'g> Elements<'g> {
         self.elementwise(node, at)
     }
 
-    /// Returns the operand and the index that an element of result `slot` of a layout op or lookup shows; `None` for other ops and
+    /// Returns the operand that a layout op or lookup copies an element of result `slot` from, and the index there; `None` for other ops and
     /// where the index cannot be told.
     pub fn source(&mut self, id: NodeId, slot: usize, at: &[Dim]) -> Option<(ValueId, Vec<Dim>)> {
         let node = self.graph.node(id);

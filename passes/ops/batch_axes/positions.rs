@@ -154,8 +154,7 @@ pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted
     }
 }
 
-/// Checks that a node keeps the examples of a batch apart, so that processes can each run it on some of them. At least one operand
-/// has a place; `count` is the number of examples. Returns their place in each result.
+/// Checks that processes can each run a node on their own examples: no result mixes them. At least one operand has a place; `count` is the number of examples. Returns their place in each result.
 ///
 /// # Errors
 /// Why it mixes them, or that there is no rule for the op.
@@ -687,7 +686,7 @@ fn gathered(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     Ok(one(node, ins, place))
 }
 
-/// Each tuple of indices picks a slice of the data; positions lie along an axis of the list of tuples.
+/// Each index tuple picks a slice of the data. Tuples lie along the last axis of the indices, positions along an axis before it.
 fn picked(cx: &PositionsCx, node: &Node, wanted: Option<&Place>) -> Fitted {
     let (data, tuples) = (operand(node, 0)?, operand(node, 1)?);
     let place = wanted.cloned().or_else(|| (cx.place)(tuples));

@@ -18,8 +18,8 @@ use super::simulate::Simulation;
 use super::work::Work;
 use std::ops::Range;
 
-/// How many stretches of full steps are used. Each gives up to two candidate positions. Stretches times ops stay near
-/// [`CANDIDATE_OPS`]: with more candidates, the linear program is not solved within its work limit.
+/// Limits of the number of stretches of full steps. Each gives up to two candidate positions. Their number times that of ops stays
+/// near [`CANDIDATE_OPS`]: with more candidates, the linear program is not solved within its work limit.
 const LEAST_STRETCHES: usize = 12;
 const MOST_STRETCHES: usize = 40;
 const CANDIDATE_OPS: usize = 14_000;
