@@ -170,7 +170,9 @@ fn lookups(graph: &Graph, id: NodeId) -> Vec<Lookup> {
                 .filter_map(|k| along(batch + k as usize, Some(k)))
                 .collect()
         }
-        Indices::None | Indices::PassedOn | Indices::Classes | Indices::Depth => Vec::new(),
+        Indices::None | Indices::PassedOn | Indices::Classes | Indices::Depth | Indices::OfSize => {
+            Vec::new()
+        }
     }
 }
 

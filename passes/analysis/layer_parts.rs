@@ -5,14 +5,19 @@
 //! reached. Their products read the whole input of the block. So every rank computes its heads or hidden units alone, and the
 //! block's result is the sum over ranks. The search uses the dataflow only, not names.
 //!
+//! A block also ends at a loss over classes, whose scores are needed in parts: each rank has some of the classes. A lookup of
+//! tokens is a block of its own: each rank has some rows of the table, often those of the classes.
+//!
 //! A block is taken if all readers of its parts belong to blocks that are taken. Everything else stays whole on every rank.
 
 use crate::error::Result;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Def, Graph, NodeId, SecondaryMap, Use, ValueId};
+use crate::ir::{Def, Graph, Node, NodeId, SecondaryMap, Use, ValueId};
 use crate::ops::batch_axes::{PartCx, Summed, parted, summed};
-use crate::ops::collective::Part;
+use crate::ops::collective::{Part, slice_of};
+use crate::ops::index::GATHER;
+use crate::ops::loss::{CLASS_LOSS, SOFTMAX_CROSS_ENTROPY_LOSS};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What ranks share of a graph.
@@ -22,11 +27,15 @@ pub struct LayerParts {
     pub parts: BTreeMap<ValueId, Part>,
     /// The nodes that compute parts of their results.
     pub nodes: BTreeSet<NodeId>,
-    /// The nodes whose results are summed over ranks.
+    /// The products whose results are summed over ranks.
     pub sums: BTreeSet<NodeId>,
+    /// The losses of which each rank has the scores of some classes.
+    pub losses: BTreeSet<NodeId>,
+    /// The lookups in tables of which each rank has some rows.
+    pub lookups: BTreeSet<NodeId>,
     /// By node, the operand that lists sizes and the places in its list that are those of a part.
     pub sizes: BTreeMap<NodeId, (usize, Vec<usize>)>,
-    /// Products whose weight stays whole on every rank, each with the reason.
+    /// Products whose weight stays whole on every rank, and losses whose scores do, each with the reason.
     pub whole: Vec<(NodeId, String)>,
 }
 
@@ -42,6 +51,8 @@ struct Block {
     read_whole: BTreeSet<ValueId>,
     nodes: BTreeSet<NodeId>,
     sizes: BTreeMap<NodeId, (usize, Vec<usize>)>,
+    /// A size of which the last ranks may have fewer indices, with zeros after them.
+    padded: Option<i64>,
 }
 
 struct Search<'a> {
@@ -52,19 +63,89 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Follows what is needed for the sum of a product, back to weights.
-    fn block(&self, product: NodeId, summed: Summed) -> std::result::Result<Block, String> {
+    fn product(&self, id: NodeId, summed: Summed) -> std::result::Result<Block, String> {
         let graph = self.cx.graph;
-        let node = graph.node(product);
+        let node = graph.node(id);
         let mut block = Block::default();
         let operands = node.operand(0).zip(node.operand(1));
         let (left, right) = operands.ok_or("an operand is missing")?;
         let made = graph.ty(right).dims.get(1 - summed.right.axis);
         let made = made.and_then(|d| d.as_const()).unwrap_or(0);
         let has_few = summed.right.size() * LEAST_HIDDEN < made;
-        let mut open = vec![(left, summed.left)];
-        // The weights of the block beside that of the product.
-        let mut columns = 0;
         self.weight(right, summed.right, &mut block)?;
+        let mut block = self.follow(block, left, summed.left)?;
+        if has_few {
+            return Err("it has few hidden units beside what ranks would add up".into());
+        }
+        block.read_whole.extend(node.operand(2));
+        self.checked(block)
+    }
+
+    /// Follows the scores of a loss over classes back to weights.
+    fn loss(&self, id: NodeId) -> std::result::Result<Block, String> {
+        let graph = self.cx.graph;
+        let node = graph.node(id);
+        let scores = node.operand(0).ok_or("an operand is missing")?;
+        let is_read = |v: &&ValueId| graph.is_output(**v) || !graph.value(**v).uses().is_empty();
+        if let Some(read) = node.outs.iter().skip(1).find(is_read) {
+            return Err(self.of(*read, "is read, which needs all scores"));
+        }
+        let classes = graph.ty(scores).dims.get(1).and_then(|d| d.as_const());
+        let classes = classes.ok_or("the number of its classes is not a constant")?;
+        let block = Block {
+            padded: Some(classes),
+            ..Block::default()
+        };
+        let block = self.follow(block, scores, Part::of(1, classes))?;
+        let elements = block.parts.keys().map(|v| self.weight_elements(*v)).max();
+        if elements.unwrap_or(0) > classes * classes * LEAST_HIDDEN {
+            return Err("it has few classes beside what ranks would add up".into());
+        }
+        self.checked(block)
+    }
+
+    /// Returns the block of a lookup of rows that an input selects.
+    fn lookup(&self, id: NodeId) -> std::result::Result<Block, String> {
+        let graph = self.cx.graph;
+        let node = graph.node(id);
+        let operands = node.operand(0).zip(node.operand(1));
+        let (table, mut indices) = operands.ok_or("an operand is missing")?;
+        while let Some(maker) = graph.def_node(indices).map(|id| graph.node(id)) {
+            match maker.operand(0) {
+                Some(x) if maker.op.is_layout() || maker.op.class == OpClass::Cast => indices = x,
+                _ => return Err("no input selects its rows".into()),
+            }
+        }
+        if graph.value(indices).def != Def::Input || node.attrs.int("axis") != 0 {
+            return Err("no input selects its rows".into());
+        }
+        let rows = graph.ty(table).dims.first().and_then(|d| d.as_const());
+        let rows = rows.ok_or("the number of its rows is not a constant")?;
+        let mut block = Block {
+            padded: Some(rows),
+            ..Block::default()
+        };
+        self.weight(table, Part::of(0, rows), &mut block)?;
+        Ok(block)
+    }
+
+    fn weight_elements(&self, value: ValueId) -> i64 {
+        match self.cx.graph.value(value).def {
+            Def::Init(_) => self.cx.graph.ty(value).elements().as_const().unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    /// Follows the part of a value that a block needs, back to weights.
+    fn follow(
+        &self,
+        mut block: Block,
+        value: ValueId,
+        part: Part,
+    ) -> std::result::Result<Block, String> {
+        let graph = self.cx.graph;
+        let mut open = vec![(value, part)];
+        let mut leaves = 0;
         while let Some((value, part)) = open.pop() {
             if let Some(known) = block.parts.get(&value) {
                 match *known == part {
@@ -72,10 +153,10 @@ impl Search<'_> {
                     false => return Err(self.of(value, "is needed in two ways")),
                 }
             }
-            self.check(value, &part)?;
+            self.check(value, &part, &block)?;
             let Def::Node { node: id, slot } = graph.value(value).def else {
                 self.leaf(value)?;
-                columns += 1;
+                leaves += 1;
                 block.parts.insert(value, part);
                 continue;
             };
@@ -86,7 +167,7 @@ impl Search<'_> {
                 return Err(self.of(value, "is needed in two ways"));
             }
             for (out, part) in node.outs.iter().zip(needed.outs) {
-                self.check(*out, &part)?;
+                self.check(*out, &part, &block)?;
                 if block
                     .parts
                     .insert(*out, part.clone())
@@ -109,18 +190,21 @@ impl Search<'_> {
             }
             block.nodes.insert(id);
         }
-        if has_few {
-            return Err("it has few hidden units beside what ranks would add up".into());
+        match leaves {
+            0 => Err("no other weight makes what it reads".into()),
+            _ => Ok(block),
         }
-        block.read_whole.extend(node.operand(2));
+    }
+
+    /// Checks that nothing is read whole and in parts.
+    fn checked(&self, block: Block) -> std::result::Result<Block, String> {
         let both = block
             .read_whole
             .iter()
             .find(|v| block.parts.contains_key(v));
-        match (both, columns > 0) {
-            (Some(v), _) => Err(self.of(*v, "is needed in two ways")),
-            (None, true) => Ok(block),
-            (None, false) => Err("no other weight makes what it reads".into()),
+        match both {
+            Some(v) => Err(self.of(*v, "is needed in two ways")),
+            None => Ok(block),
         }
     }
 
@@ -133,7 +217,7 @@ impl Search<'_> {
     ) -> std::result::Result<(), String> {
         let graph = self.cx.graph;
         loop {
-            self.check(value, &part)?;
+            self.check(value, &part, block)?;
             let Def::Node { node: id, slot } = graph.value(value).def else {
                 self.leaf(value)?;
                 block.parts.insert(value, part);
@@ -156,14 +240,18 @@ impl Search<'_> {
         }
     }
 
-    /// Checks that every rank gets as much of a value.
-    fn check(&self, value: ValueId, part: &Part) -> std::result::Result<(), String> {
+    /// Checks that every rank gets as much of a value, or that zeros may fill up what it has.
+    fn check(&self, value: ValueId, part: &Part, block: &Block) -> std::result::Result<(), String> {
         let dims = &self.cx.graph.ty(value).dims;
         let size = dims.get(part.axis).and_then(|d| d.as_const());
         if size != Some(part.size()) {
             return Err(self.of(value, "has another size than its part"));
         }
-        match part.is_even(self.ranks) {
+        // The last rank has an index of its own, too.
+        let may_pad = block
+            .padded
+            .is_some_and(|n| part.pieces == [n] && slice_of(n, self.ranks, self.ranks - 1).1 > 0);
+        match part.is_even(self.ranks) || may_pad {
             true => Ok(()),
             false => {
                 let pieces: Vec<String> = part.pieces.iter().map(i64::to_string).collect();
@@ -216,25 +304,26 @@ pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<Lay
     let mut read_whole: BTreeSet<ValueId> = BTreeSet::new();
     let mut candidates: Vec<(NodeId, Block)> = Vec::new();
     for id in graph.order() {
-        let class = graph.node(*id).op.class;
-        if !matches!(class, OpClass::Product | OpClass::BiasedProduct) {
-            continue;
-        }
-        let block = match summed(graph, *id) {
-            Some(summed) => search.block(*id, summed),
-            None => Err("it is no product with a matrix".into()),
+        let node = graph.node(*id);
+        let block = match node.op.class {
+            _ if is_loss(node) => search.loss(*id),
+            _ if node.op == &GATHER => search.lookup(*id),
+            OpClass::Product | OpClass::BiasedProduct => match summed(graph, *id) {
+                Some(summed) => search.product(*id, summed),
+                None => Err("it is no product with a matrix".into()),
+            },
+            _ => continue,
         };
         match block {
             Ok(block) => candidates.push((*id, block)),
             Err(why) => drop(reasons.insert(*id, why)),
         }
     }
-    let elements = |v: &ValueId| match graph.value(*v).def {
-        Def::Init(_) => graph.ty(*v).elements().as_const().unwrap_or(0),
-        _ => 0,
+    let elements = |block: &Block| -> i64 {
+        let parts = block.parts.keys();
+        parts.map(|v| search.weight_elements(*v)).sum()
     };
-    candidates
-        .sort_by_key(|(_, block)| std::cmp::Reverse(block.parts.keys().map(elements).sum::<i64>()));
+    candidates.sort_by_key(|(_, block)| std::cmp::Reverse(elements(block)));
     for (id, block) in candidates {
         let is_other = |(v, part): (&ValueId, &Part)| found.parts.get(v).is_some_and(|p| p != part);
         let sums = block.nodes.iter().any(|n| blocks.contains_key(n));
@@ -286,15 +375,31 @@ pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<Lay
         found.parts.extend(block.parts);
         found.nodes.extend(block.nodes);
         found.sizes.extend(block.sizes);
-        found.sums.insert(id);
+        let node = graph.node(id);
+        let ends = match node.op == &GATHER {
+            true => &mut found.lookups,
+            false if is_loss(node) => &mut found.losses,
+            false => &mut found.sums,
+        };
+        ends.insert(id);
     }
     let is_shared = |id: &NodeId| found.sums.contains(id) || found.nodes.contains(id);
     let whole = graph.order().iter().filter(|id| !is_shared(id));
+    let is_told = |id: &NodeId| {
+        let node = graph.node(*id);
+        is_loss(node) || (node.op != &GATHER && reads_weight(graph, &search.is_weight, *id))
+    };
     found.whole = whole
         .filter_map(|id| Some((*id, reasons.remove(id)?)))
-        .filter(|(id, _)| reads_weight(graph, &search.is_weight, *id))
+        .filter(|(id, _)| is_told(id))
         .collect();
     Ok(found)
+}
+
+/// Returns true for a loss over classes that ranks can share.
+fn is_loss(node: &Node) -> bool {
+    let is_normalized = || node.attrs.int("normalized") != 0;
+    node.op == &SOFTMAX_CROSS_ENTROPY_LOSS || (node.op == &CLASS_LOSS && !is_normalized())
 }
 
 /// Returns true for a product with a weight, perhaps transposed or cast.
@@ -362,6 +467,34 @@ mod tests {
         let expected = [("qkv".to_string(), qkv), ("o".to_string(), Part::of(0, 8))];
         assert_eq!(named(&graph, &parts), expected);
         assert_eq!((parts.sums.len(), parts.whole.len()), (1, 0));
+    }
+
+    /// Each rank has the scores of some classes, of an odd number, and the rows of these tokens; what else reads the scores leaves both whole.
+    #[test]
+    fn classes_and_tokens_are_shared_together() {
+        let source = |outputs: &str| {
+            format!(
+                "graph @g imported (%t: i64[b], %l: i64[b]) -> ({outputs}) {{\n  init %w : f32[9, 4] = splat 0.5\n  \
+                 %x = Gather %w, %t\n  %turned = Transpose %w\n  %scores = MatMul %x, %turned\n  \
+                 %loss = SoftmaxCrossEntropyLoss %scores, %l\n}}\n"
+            )
+        };
+        let of = |outputs: &str| {
+            let mut graph = text::parse(&source(outputs)).unwrap();
+            infer(&mut graph).unwrap();
+            let weight = graph.find_value("w").unwrap();
+            (weight, layer_parts(&graph, &[weight], 2).unwrap())
+        };
+        let (weight, parts) = of("%loss");
+        assert_eq!(parts.parts.get(&weight), Some(&Part::of(0, 9)));
+        assert_eq!((parts.losses.len(), parts.lookups.len()), (1, 1));
+        let (_, parts) = of("%loss, %scores");
+        assert!(parts.parts.is_empty());
+        let is_told = parts
+            .whole
+            .iter()
+            .any(|(_, why)| why == "`scores` is an output");
+        assert!(is_told, "{:?}", parts.whole);
     }
 
     /// Of an adapter, B is in parts where its layer makes hidden units, and A where its layer reads them. Their rank is not shared.

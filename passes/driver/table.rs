@@ -213,7 +213,7 @@ static AUTODIFF: Pass = Pass {
         }
         if mesh.tp > 1 {
             let weights: Vec<ValueId> = cx.parameters.iter().map(|p| p.value).collect();
-            let shared = share_layers(graph, &weights, &mut trained, mesh.tp)?;
+            let shared = share_layers(graph, &mut cx.seeds, &weights, &mut trained, mesh.tp)?;
             cx.warnings.push(shared.note(mesh.tp));
         }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;

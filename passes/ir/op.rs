@@ -129,6 +129,8 @@ pub enum Indices {
     Classes,
     /// Operand 0 indexes an axis of the size that operand 1 holds.
     Depth,
+    /// Operand 0 indexes an axis of the size that the attribute `size` names.
+    OfSize,
 }
 
 /// The largest value of a size that only an op's data decides.
@@ -169,6 +171,8 @@ pub enum BatchAxes {
     ClassLoss,
     /// The gradient of such a loss; its cotangent comes first.
     ClassLossGrad,
+    /// The same for each row of scores and its label by itself.
+    EachClassLoss,
     /// Adds an axis of classes.
     OneHot,
     /// Mixes rows, or has no rule: chunking stops here.

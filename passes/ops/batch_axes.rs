@@ -85,7 +85,7 @@ pub fn class_scores(node: &Node) -> Option<ValueId> {
 
 /// The same, also of the loss of some of the rows.
 pub fn compared_scores(node: &Node) -> Option<ValueId> {
-    match node.op == &CLASS_LOSS {
+    match node.op == &CLASS_LOSS || node.op == &CLASS_TERMS {
         true => node.ins[0],
         false => class_scores(node),
     }
@@ -159,7 +159,7 @@ pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
         BatchAxes::AlongAxis => along_axis(cx, node),
         BatchAxes::ClassLoss | BatchAxes::ClassLossGrad => class_loss(cx, node),
         BatchAxes::OneHot => one_hot(cx, node),
-        BatchAxes::Mixed if node.op == &CLASS_LOSS => class_loss(cx, node),
+        BatchAxes::EachClassLoss => each_class_loss(cx, node),
         BatchAxes::Mixed => Err("tiling does not know how it treats rows"),
     }
 }
@@ -495,7 +495,7 @@ fn class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         return Err("its rows are others");
     }
     let one = Some(Rows::Lead(1));
-    let each = node.op == &CLASS_LOSS || node.attrs.str("reduction") == "none";
+    let each = node.attrs.str("reduction") == "none";
     let mut ins = vec![None; node.ins.len()];
     ins[grad] = one;
     ins[grad + 1] = one;
@@ -507,6 +507,20 @@ fn class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         outs[0] = Rows::Sum;
     }
     Ok(Fit { ins, outs })
+}
+
+fn each_class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let of_rows = |v: ValueId| lead(&cx.graph.ty(v).dims, cx.rows) == Some(1);
+    let ins = node.ins.iter().enumerate().map(|(slot, v)| match v {
+        Some(_) if is_class_weight(node.op, slot) => Ok(None),
+        Some(v) if of_rows(*v) => Ok(Some(Rows::Lead(1))),
+        Some(_) => Err("its rows are others"),
+        None => Ok(None),
+    });
+    Ok(Fit {
+        ins: ins.collect::<std::result::Result<_, Reason>>()?,
+        outs: vec![Rows::Lead(1); node.outs.len()],
+    })
 }
 
 fn expanded(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {

@@ -21,7 +21,9 @@
 
 use super::rule::*;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, Body, Domain, Effect, Grad, InferCx, OpClass, OpDef, free, fresh};
+use ckpt_ir::op::{
+    BatchAxes, Body, Domain, Effect, Grad, Indices, InferCx, OpClass, OpDef, free, fresh,
+};
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Def, Dim, Graph, Node, NodeId, Ty, ValueId};
 
 /// The rows of this family.
@@ -35,6 +37,7 @@ pub const ROWS: &[&OpDef] = &[
     &ALL_GATHER,
     &OWN_SLICE,
     &OWN_PART,
+    &OWN_INDICES,
     &SHARED,
     &KEEP_SLICE,
     &GATHER_KEPT,
@@ -53,6 +56,10 @@ pub const RANKS: &str = "ranks";
 pub const BUCKET: &str = "bucket";
 /// Attribute: the axis of a [`Part`].
 const AXIS: &str = "axis";
+/// Attribute of [`OWN_INDICES`]: the size of the axis.
+pub const SIZE: &str = "size";
+/// Attribute of [`OWN_INDICES`]: the label of what does not count.
+pub const IGNORE_INDEX: &str = "ignore_index";
 /// Attribute: its pieces.
 const PIECES: &str = "pieces";
 /// Attribute of [`ALL_GATHER`]: the sizes of what is gathered, where that is a part of the parameter.
@@ -79,7 +86,8 @@ pub fn slice_of(elements: i64, ranks: i64, rank: i64) -> (i64, i64) {
 }
 
 /// Which part of a tensor each rank has: the axis consists of pieces, and of each of them the next share of indices goes to the
-/// next rank. More than one piece is where a layer has, for example, queries, keys and values side by side in one weight.
+/// next rank. More than one piece is where a layer has, for example, queries, keys and values side by side in one weight. Of a
+/// piece that ranks cannot share evenly, the last ranks have fewer indices, and their parts have zeros at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The axis.
@@ -107,11 +115,16 @@ impl Part {
         self.pieces.iter().all(|n| *n > 0 && n % ranks == 0)
     }
 
+    /// Returns the size of the axis in a rank's part.
+    pub fn own_size(&self, ranks: i64) -> i64 {
+        self.pieces.iter().map(|n| slice_size(*n, ranks)).sum()
+    }
+
     /// Returns the type of a rank's part of a tensor.
     pub fn ty(&self, whole: &Ty, ranks: i64) -> Ty {
         let mut ty = whole.clone();
         if let Some(dim) = ty.dims.get_mut(self.axis) {
-            *dim = Dim::from(self.size() / ranks.max(1));
+            *dim = Dim::from(self.own_size(ranks));
         }
         ty
     }
@@ -120,10 +133,10 @@ impl Part {
     pub fn stretches(&self, ranks: i64, rank: i64) -> Vec<(i64, i64)> {
         let mut begin = 0;
         let stretch = |piece: &i64| {
-            let own = piece / ranks.max(1);
-            let from = begin + rank * own;
+            let (from, own) = slice_of(*piece, ranks, rank);
+            let stretch = (begin + from, own);
             begin += piece;
-            (from, own)
+            stretch
         };
         self.pieces.iter().map(stretch).collect()
     }
@@ -222,8 +235,8 @@ fn part_of(attrs: &Attrs) -> Part {
     }
 }
 
-const OF_GROUP: AttrSpec = AttrSpec::str(GROUP, DATA_PARALLEL);
-const OF_RANKS: AttrSpec = AttrSpec::int(RANKS, 1);
+pub(super) const OF_GROUP: AttrSpec = AttrSpec::str(GROUP, DATA_PARALLEL);
+pub(super) const OF_RANKS: AttrSpec = AttrSpec::int(RANKS, 1);
 const ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS];
 const START_ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS, AttrSpec::int(BUCKET, 0)];
 
@@ -366,7 +379,8 @@ pub static OWN_PART: OpDef = OpDef {
         let size = whole.dims.get(part.axis).and_then(Dim::as_const);
         let expected = part.ty(whole, ranks);
         let fits = own.dtype == whole.dtype && may_be_same(&own.dims, &expected.dims);
-        match size == Some(part.size()) && part.is_even(ranks) && fits {
+        let is_shared = part.is_even(ranks) || part.pieces.len() == 1;
+        match size == Some(part.size()) && is_shared && fits {
             true => Ok(vec![own.clone()]),
             false => Err(cx
                 .fail("type", "`part` is not the part of a rank")
@@ -388,6 +402,41 @@ pub static OWN_PART: OpDef = OpDef {
     cost: free,
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
     ..row("OwnPart", OpClass::Layout, Effect::Pure)
+};
+
+/// Where indices of an axis lie in the rank's own part of it, which is one stretch: the index there, and whether it is the rank's own. For
+/// an index of another rank the first is 0. With `ignore_index` the indices are labels, and a label of that number is no rank's own;
+/// otherwise an index below 0 counts from the end, as in ONNX.
+pub static OWN_INDICES: OpDef = OpDef {
+    attrs: &[
+        OF_GROUP,
+        OF_RANKS,
+        AttrSpec::required(SIZE, AttrKind::Int),
+        AttrSpec::optional(IGNORE_INDEX, AttrKind::Int),
+    ],
+    indices: Indices::OfSize,
+    ins: slots!["indices"],
+    outs: slots!["index", "is_own"],
+    infer: |cx| {
+        let is_index = |d| matches!(d, DType::I32 | DType::I64);
+        cx.want_dtype(0, is_index, "int32 or int64")?;
+        ranks_of(cx)?;
+        if cx.attrs.int(SIZE) <= 0 {
+            return Err(cx
+                .fail("attribute", "the axis has no index")
+                .expected("1 or more")
+                .found(cx.attrs.int(SIZE).to_string()));
+        }
+        let dims = &cx.ty(0)?.dims;
+        Ok(vec![
+            Ty::new(DType::I64, dims.clone()),
+            Ty::new(DType::Bool, dims.clone()),
+        ])
+    },
+    cost: one_flop,
+    memory: |cx| fresh(cx).with_temp(cx.elements(0)),
+    axes: BatchAxes::Pointwise,
+    ..row("OwnIndices", OpClass::Other, Effect::Pure)
 };
 
 /// Returns its operand, which is the same on all ranks while each computes something else from it. The gradient of the operand

@@ -5,9 +5,10 @@
 //! log-probabilities and needs one more buffer of that size. Labels equal to `ignore_index` have weight 0. If all
 //! labels are ignored, the mean is 0/0 = NaN and the gradient is 0, as in PyTorch.
 
+use super::collective::{OF_GROUP, OF_RANKS, RANKS, SIZE as ALL_CLASSES};
 use super::index::widened_bytes;
 use super::names::*;
-use super::reduce::sum_kept;
+use super::reduce::{reduce_axes, sum_kept};
 use super::rule::*;
 use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{
@@ -23,12 +24,17 @@ pub const ROWS: &[&OpDef] = &[
     &NEGATIVE_LOG_LIKELIHOOD_LOSS,
     &NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD,
     &CLASS_LOSS,
+    &CLASS_TERMS,
+    &CLASS_TERMS_GRAD,
 ];
 
 const ATTRS: &[AttrSpec] = &[
     AttrSpec::str("reduction", "mean"),
     AttrSpec::optional("ignore_index", AttrKind::Int),
 ];
+
+/// PyTorch's label of a row that does not count, which holds where a loss names none.
+pub const NO_LABEL: i64 = -100;
 
 /// Checks scores `[N, C, …]`, labels `[N, …]` and weights `[C]` in the slots from `at` on. Returns the type of a loss
 /// with one element for each label.
@@ -300,8 +306,127 @@ pub static CLASS_LOSS: OpDef = OpDef {
             _ => 1,
         })
     },
-    memory: each_memory,
-    ..our_mixed("ClassLoss", each_body)
+    memory: |cx| each_memory(cx, |wide| [wide, wide]),
+    ..ours(
+        "ClassLoss",
+        OpClass::Other,
+        BatchAxes::EachClassLoss,
+        each_body,
+    )
+};
+
+/// The group of ranks that have the scores of other classes, how many ranks these are, and the number of all classes; 0 where the scores
+/// are those of all classes.
+const TERMS_ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS, AttrSpec::int(ALL_CLASSES, 0)];
+
+/// Returns the error for a body of what only ranks compute.
+fn of_one_process(cx: &BodyCx) -> Result<()> {
+    match cx.attrs.int(RANKS) {
+        1 => Ok(()),
+        _ => Err(Error::usage("mesh", "standard ops know one process only")),
+    }
+}
+
+/// The terms of [`CLASS_LOSS`] without weights, for every label: the logarithm of the sum of the exponentials of all scores, and the
+/// score of the label. The loss is their difference. Where each rank has the scores of some of the classes, these are its own terms, and
+/// its padding is left out.
+pub static CLASS_TERMS: OpDef = OpDef {
+    attrs: TERMS_ATTRS,
+    ins: slots!["scores", "labels"],
+    outs: slots!["log_sums", "label_scores"],
+    indices: Indices::Classes,
+    infer: |cx| {
+        let each = label_type(cx, 0)?;
+        Ok(vec![Ty::new(compute_type(each.dtype), each.dims); 2])
+    },
+    grad: Grad::Rule(|cx| {
+        let (scores, labels) = (cx.x(0), cx.x(1));
+        let mut ins = Vec::new();
+        for slot in 0..2 {
+            let dy = cx.dy(slot);
+            ins.push(match dy {
+                Some(dy) => dy,
+                None => cx.b.filled_like(cx.y(slot), 0.0)?,
+            });
+        }
+        ins.extend([scores, labels]);
+        let attrs = cx.attrs();
+        let dx = cx.b.emit(&CLASS_TERMS_GRAD, &ins, attrs)?;
+        cx.give(0, dx);
+        Ok(())
+    }),
+    cost: |cx| cx.per_largest_operand(10),
+    memory: |cx| each_memory(cx, |wide| [wide + INDEX_BYTES, 0]),
+    ..ours(
+        "ClassTerms",
+        OpClass::Other,
+        BatchAxes::EachClassLoss,
+        |cx| {
+            of_one_process(cx)?;
+            let scores = cx.b.widen(cx.x(0))?;
+            let sums = reduce_axes(cx.b, REDUCE_LOG_SUM_EXP, Term(scores), &[1], false)?;
+            let labels = cx.b.cast(cx.x(1), DType::I64)?;
+            let at = cx.b.unsqueeze(labels, &[1])?;
+            let along = Attrs::new().with("axis", 1);
+            let label = cx.b.emit(GATHER_ELEMENTS, &[scores, at], along)?;
+            Ok(vec![sums, cx.b.squeeze(label, &[1])?])
+        },
+    )
+};
+
+/// The gradient of the scores: their softmax times the first cotangent, and the second one at the label.
+pub static CLASS_TERMS_GRAD: OpDef = OpDef {
+    attrs: TERMS_ATTRS,
+    ins: slots!["dlog_sums", "dlabel_scores", "scores", "labels"],
+    outs: slots!["dscores"],
+    infer: |cx| {
+        let each = label_type(cx, 2)?;
+        let each = Ty::new(compute_type(each.dtype), each.dims);
+        for slot in 0..2 {
+            let dy = cx.ty(slot)?;
+            if dy.dtype != each.dtype || !may_be_same(&dy.dims, &each.dims) {
+                return Err(cx
+                    .fail("type", "a cotangent has not the type of the result")
+                    .expected(each.to_string())
+                    .found(dy.to_string()));
+            }
+        }
+        Ok(vec![cx.ty(2)?.clone()])
+    },
+    grad: Grad::Body,
+    cost: |cx| cx.per_largest_operand(12),
+    memory: |cx| {
+        let Some(scores) = &cx.ins[2] else {
+            return fresh(cx);
+        };
+        let is_wide = scores.dtype == compute_type(scores.dtype);
+        let buffer_bytes = match is_wide || scores.elements() == 0 {
+            true => strided_bytes(cx, &[2]),
+            false => block_bytes(cx.device, scores),
+        };
+        fresh(cx)
+            .with_temp(label_bytes(cx, 3) + strided_bytes(cx, &[0, 1]) + buffer_bytes)
+            .in_place_operands(cx, &[2])
+    },
+    ..ours(
+        "ClassTermsGrad",
+        OpClass::Other,
+        BatchAxes::EachClassLoss,
+        |cx| {
+            of_one_process(cx)?;
+            let scores = cx.widened(cx.x(2))?;
+            let along = || Attrs::new().with("axis", 1);
+            let probability = Term(cx.b.emit(SOFTMAX, &[scores.0], along())?);
+            let sums = cx.b.unsqueeze(cx.x(0), &[1])?;
+            let slope = cx.bind(probability * Term(sums))?;
+            let labels = cx.b.cast(cx.x(3), DType::I64)?;
+            let at = cx.b.unsqueeze(labels, &[1])?;
+            let own = cx.b.unsqueeze(cx.x(1), &[1])?;
+            let adding = along().with("reduction", "add");
+            let sum = cx.b.emit(SCATTER_ELEMENTS, &[slope.0, at, own], adding)?;
+            narrow_as(cx, 2, Term(sum))
+        },
+    )
 };
 
 /// Labels in a form that broadcasts against the scores.
@@ -358,7 +483,7 @@ fn sum_of_all(b: &mut dyn Emit, v: ValueId) -> Result<ValueId> {
 }
 
 /// Returns for each label whether it counts, that is, differs from `ignore_index`.
-fn counting(b: &mut dyn Emit, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
+pub fn counting(b: &mut dyn Emit, labels: ValueId, attrs: &Attrs) -> Result<ValueId> {
     let Some(index) = attrs.opt_int("ignore_index") else {
         return b.eval(binary_op(EQUAL, labels, labels));
     };
@@ -474,8 +599,12 @@ fn grad_each(cx: &mut GradCx) -> Result<ValueId> {
     grad_of_scores(cx, op, dloss, attrs)
 }
 
-/// Some rows of scores and of losses, in the type computed in; labels and weights as libtorch wants them.
-fn each_memory(cx: &MemoryCx) -> Footprint {
+/// Bytes of an index.
+const INDEX_BYTES: u64 = 8;
+
+/// Some rows of scores in the type computed in; labels and weights as libtorch wants them. `beside` gives, from the bytes of that type, what is
+/// there for each of these rows, and once.
+fn each_memory(cx: &MemoryCx, beside: fn(u64) -> [u64; 2]) -> Footprint {
     let (Some(scores), Some(labels)) = (&cx.ins[0], &cx.ins[1]) else {
         return fresh(cx);
     };
@@ -488,9 +617,9 @@ fn each_memory(cx: &MemoryCx) -> Footprint {
         _ => strided_bytes(cx, &[2]),
     };
     let row: i64 = labels.dims.iter().skip(1).product();
-    let losses = (rows_at_once(cx.device, &scores.dims) * row) as u64 * wide;
-    fresh(cx)
-        .with_temp(label_bytes(cx, 1) + weights + block_bytes(cx.device, scores) + losses + wide)
+    let [row_bytes, once] = beside(wide);
+    let rows = (rows_at_once(cx.device, &scores.dims) * row) as u64 * row_bytes;
+    fresh(cx).with_temp(label_bytes(cx, 1) + weights + block_bytes(cx.device, scores) + rows + once)
 }
 
 /// [`CLASS_LOSS`] in standard ops.

@@ -61,6 +61,7 @@ names! {
     RANGE = "Range";
     RECIPROCAL = "Reciprocal";
     REDUCE_L2 = "ReduceL2";
+    REDUCE_LOG_SUM_EXP = "ReduceLogSumExp";
     REDUCE_MAX = "ReduceMax";
     REDUCE_MEAN = "ReduceMean";
     REDUCE_PROD = "ReduceProd";

@@ -9,7 +9,8 @@ use crate::analysis::{Device, Sizes};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, SecondaryMap, ValueId};
 use crate::ops::collective::{
-    ALL_REDUCE, GROUP, KEEP_SLICE, TENSOR_PARALLEL, own_parts, slice_size, tensor_parallel_ranks,
+    ALL_REDUCE, GROUP, KEEP_SLICE, OWN_INDICES, OWN_SLICE, TENSOR_PARALLEL, own_parts, slice_size,
+    tensor_parallel_ranks,
 };
 use crate::plan::index::ByValue;
 use crate::plan::problem::{Problem, Transfer};
@@ -68,7 +69,8 @@ fn same_on_all_ranks(graph: &Graph) -> SecondaryMap<ValueId, bool> {
     for id in graph.order() {
         let node = graph.node(*id);
         let is_sum = node.op == &ALL_REDUCE && node.attrs.str(GROUP) == TENSOR_PARALLEL;
-        let same = is_sum || node.operands().all(|v| is_same[v]);
+        let is_own = node.op == &OWN_SLICE || node.op == &OWN_INDICES;
+        let same = is_sum || (!is_own && node.operands().all(|v| is_same[v]));
         for out in &node.outs {
             is_same[*out] = same;
         }

@@ -5,16 +5,26 @@
 //! `<parameter>.shard`, which an update overwrites if it is trained; the initializer stays as name and type, and as what the part
 //! begins as. Nodes
 //! of a block stay as they are and get smaller types. Their result is summed by an `AllReduce`, and what they read whole goes
-//! through `Shared`. Autodiff derives the rest: gradients of parts are local, and gradients of what was shared are summed
+//! through `Shared`. A rank looks up the tokens whose rows it has, and zeros for others, which are summed as well. Of a loss over classes, it has
+//! the logarithm of its own sum of exponentials for each label, and the label's score if the class is its own. One `AllReduce` exchanges
+//! both. Autodiff derives the rest: gradients of parts are local, and gradients of what was shared are summed
 //! before they leave the block.
 
+use super::loss::Seed;
 use super::optimizer::SHARD;
 use crate::analysis::layer_parts::layer_parts;
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
 use crate::ir::verify::verify;
-use crate::ir::{Def, Dim, Graph, NodeId, ValueId};
-use crate::ops::collective::{ALL_REDUCE, OWN_PART, SHARED, TENSOR_PARALLEL, of_group};
+use crate::ir::{Attrs, Def, Dim, Graph, NodeId, Use, ValueId};
+use crate::ops::collective::{
+    ALL_REDUCE, IGNORE_INDEX, OWN_INDICES, OWN_PART, OWN_SLICE, Part, SHARED, SIZE,
+    TENSOR_PARALLEL, of_group, slice_size,
+};
+use crate::ops::loss::{CLASS_LOSS, CLASS_TERMS, NO_LABEL, counting, label_weight};
+use crate::ops::names::{EQUAL, REDUCE_LOG_SUM_EXP, REDUCE_SUM, WHERE};
+use crate::ops::reduce::reduce_axes;
+use crate::ops::rule::Term;
 use crate::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
 
@@ -69,6 +79,7 @@ struct Places {
 /// No block that can be shared.
 pub fn share_layers(
     graph: &mut Graph,
+    seeds: &mut [Seed],
     weights: &[ValueId],
     trained: &mut [ValueId],
     ranks: u32,
@@ -76,7 +87,7 @@ pub fn share_layers(
     let found = layer_parts(graph, weights, ranks)?;
     let reason = |(id, why): &(NodeId, String)| format!("{}, because {why}", graph.describe(*id));
     let mut done = SharedLayers {
-        blocks: found.sums.len(),
+        blocks: found.sums.len() + found.losses.len() + found.lookups.len(),
         whole: found.whole.iter().map(reason).collect(),
         ..SharedLayers::default()
     };
@@ -91,6 +102,12 @@ pub fn share_layers(
             false => error.found(done.whole[..done.whole.len().min(SHOWN)].join("; ")),
         });
     }
+    let of_first = |id: &NodeId| {
+        let part = graph.node(*id).operand(0).and_then(|v| found.parts.get(&v));
+        part.map(|part| (*id, part.clone()))
+    };
+    let lookups: Vec<(NodeId, Part)> = found.lookups.iter().filter_map(of_first).collect();
+    let losses: Vec<(NodeId, Part)> = found.losses.iter().filter_map(of_first).collect();
     let old = graph.order().to_vec();
     let position: BTreeMap<NodeId, usize> = old.iter().copied().zip(0..).collect();
     let contents = Contents::known(graph)?;
@@ -144,11 +161,17 @@ pub fn share_layers(
         let known: Option<Vec<i64>> = ints.iter().map(Dim::as_const).collect();
         let own = match known {
             Some(known) => {
-                let own = known.iter().zip(&divisors).map(|(n, by)| n / by);
+                let own = known
+                    .iter()
+                    .zip(&divisors)
+                    .map(|(n, by)| slice_size(*n, *by));
                 b.ints(&own.collect::<Vec<i64>>())
             }
             None => {
-                let divisors = b.ints(&divisors);
+                // Rounded up.
+                let less: Vec<i64> = divisors.iter().map(|by| by - 1).collect();
+                let (divisors, less) = (b.ints(&divisors), b.ints(&less));
+                let sizes = b.add(sizes, less)?;
                 b.div(sizes, divisors)?
             }
         };
@@ -206,14 +229,50 @@ pub fn share_layers(
         if let Some(bias) = bias {
             sum = b.add(sum, bias)?;
         }
-        for u in readers {
-            b.graph.set_operand(u.node, u.slot, Some(sum));
-        }
-        let outputs = b.graph.outputs().iter();
-        let outputs = outputs.map(|v| if *v == out { sum } else { *v }).collect();
-        b.graph.set_outputs(outputs);
+        replace(b.graph, out, sum, &readers);
         b.graph.rename_value(out, &format!("{name}/own"));
         b.graph.rename_value(sum, &name);
+        let new = &b.graph.order()[mark..];
+        places.after.entry(*id).or_default().extend(new);
+    }
+    for (id, part) in &lookups {
+        let mark = b.graph.order().len();
+        let node = b.graph.node(*id);
+        let (indices, out) = (node.ins[1], node.outs[0]);
+        (b.prefix, b.loc, b.role) = (node.name.clone(), node.loc.clone(), node.role);
+        let attrs = in_parts(part, ranks);
+        let own = b.emit_n(&OWN_INDICES, vec![indices], attrs, 2)?;
+        b.graph.set_operand(*id, 1, Some(own[0]));
+        let at = b.graph.order().len();
+        let first = b.graph.order()[mark..].to_vec();
+        let (from, to) = (b.rank(own[1]) as i64, b.rank(out) as i64);
+        let name = b.graph.value(out).name.clone();
+        let readers = b.graph.value(out).uses().to_vec();
+        let is_own = b.unsqueeze(own[1], &(from..to).collect::<Vec<i64>>())?;
+        let zero = b.scalar_like(out, 0.0);
+        let selected = b.op(WHERE, &[is_own, out, zero])?;
+        let sum = b.emit(&ALL_REDUCE, &[selected], of_group(TENSOR_PARALLEL, ranks))?;
+        replace(b.graph, out, sum, &readers);
+        b.graph.rename_value(out, &format!("{name}/own"));
+        b.graph.rename_value(sum, &name);
+        places.before.entry(*id).or_default().extend(first);
+        let new = &b.graph.order()[at..];
+        places.after.entry(*id).or_default().extend(new);
+    }
+    for (id, part) in &losses {
+        let mark = b.graph.order().len();
+        let node = b.graph.node(*id);
+        let out = node.outs[0];
+        (b.prefix, b.loc, b.role) = (node.name.clone(), node.loc.clone(), node.role);
+        let name = b.graph.value(out).name.clone();
+        let readers = b.graph.value(out).uses().to_vec();
+        let loss = shared_loss(&mut b, *id, part, ranks)?;
+        replace(b.graph, out, loss, &readers);
+        for seed in seeds.iter_mut().filter(|seed| seed.value == out) {
+            seed.value = loss;
+        }
+        b.graph.rename_value(out, &format!("{name}/whole"));
+        b.graph.rename_value(loss, &name);
         let new = &b.graph.order()[mark..];
         places.after.entry(*id).or_default().extend(new);
     }
@@ -228,7 +287,86 @@ pub fn share_layers(
     });
     let order = order.collect();
     graph.set_order(order);
+    graph.remove_nodes(&|id| found.losses.contains(&id));
     // Nodes on parts make the parts that were expected of them.
     verify(graph)?;
     Ok(done)
+}
+
+/// Has readers of a value, and the outputs of the graph, read another one.
+fn replace(graph: &mut Graph, from: ValueId, to: ValueId, readers: &[Use]) {
+    for u in readers {
+        graph.set_operand(u.node, u.slot, Some(to));
+    }
+    let outputs = graph.outputs().iter();
+    let outputs = outputs.map(|v| if *v == from { to } else { *v }).collect();
+    graph.set_outputs(outputs);
+}
+
+/// Returns the attributes of nodes that know of how many indices the rank has its part.
+fn in_parts(part: &Part, ranks: u32) -> Attrs {
+    of_group(TENSOR_PARALLEL, ranks).with(SIZE, part.size())
+}
+
+/// Emits a loss over classes from the scores of the rank's own classes, the first operand of the node.
+fn shared_loss(b: &mut Builder, id: NodeId, part: &Part, ranks: u32) -> Result<ValueId> {
+    let node = b.graph.node(id);
+    let (attrs, is_each) = (node.attrs.clone(), node.op == &CLASS_LOSS);
+    let missing = || Error::bug("mesh", "a loss has no scores or no labels");
+    let operands = node.operand(0).zip(node.operand(1));
+    let (scores, labels) = operands.ok_or_else(missing)?;
+    let (weights, dtype) = (node.operand(2), b.ty(node.outs[0]).dtype);
+    let ignored = attrs.opt_int(IGNORE_INDEX).unwrap_or(NO_LABEL);
+    let attrs = attrs.with(IGNORE_INDEX, ignored);
+    let of_labels = in_parts(part, ranks).with(IGNORE_INDEX, ignored);
+    let own = b.emit_n(&OWN_INDICES, vec![Some(labels)], of_labels, 2)?;
+    let ins = vec![Some(scores), Some(own[0])];
+    let terms = b.emit_n(&CLASS_TERMS, ins, in_parts(part, ranks), 2)?;
+    let zero = b.scalar_like(terms[1], 0.0);
+    let own_score = b.op(WHERE, &[own[1], terms[1], zero])?;
+    // A column for the sum of each rank, and one for the score.
+    let last = b.rank(labels) as i64;
+    let numbers = b.ints(&(0..i64::from(ranks)).collect::<Vec<i64>>());
+    let group = || of_group(TENSOR_PARALLEL, ranks);
+    let rank = b.emit(&OWN_SLICE, &[numbers], group())?;
+    let is_rank = b.op(EQUAL, &[numbers, rank])?;
+    let sums = b.unsqueeze(terms[0], &[last])?;
+    let sums = b.op(WHERE, &[is_rank, sums, zero])?;
+    let own_score = b.unsqueeze(own_score, &[last])?;
+    let both = b.concat(&[sums, own_score], last)?;
+    let both = b.emit(&ALL_REDUCE, &[both], group())?;
+    let both = b.split(both, &[ranks.into(), 1], last)?;
+    let sums = reduce_axes(
+        b,
+        REDUCE_LOG_SUM_EXP,
+        Term(both[0]),
+        &[last as usize],
+        false,
+    )?;
+    let score = b.squeeze(both[1], &[last])?;
+    let mut loss = b.sub(sums, score)?;
+    let counts = counting(b, labels, &attrs)?;
+    if let Some(weights) = weights {
+        // A label that is ignored may be no class.
+        let first = b.scalar_like(labels, 0.0);
+        let label = b.op(WHERE, &[counts, labels, first])?;
+        let each = b.gather(weights, label, 0)?;
+        let each = b.cast_like(each, loss)?;
+        loss = b.mul(loss, each)?;
+    }
+    loss = b.op(WHERE, &[counts, loss, zero])?;
+    let reduction = if is_each {
+        "none"
+    } else {
+        attrs.str("reduction")
+    };
+    if reduction != "none" {
+        loss = b.emit(REDUCE_SUM, &[loss], Attrs::new().with("keepdims", 0))?;
+    }
+    if reduction == "mean" {
+        let wide = b.dtype(loss);
+        let total = label_weight(b, labels, weights, &attrs, wide)?;
+        loss = b.div(loss, total)?;
+    }
+    b.cast(loss, dtype)
 }

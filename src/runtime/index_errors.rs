@@ -3,12 +3,12 @@
 //! Kernels see operands that were reshaped, padded and sliced. The caller knows its own tensors, so the index is looked for
 //! there.
 
-use super::kernels::loss::NO_LABEL;
 use super::values::Values;
 use ckpt_passes::Error;
 use ckpt_passes::analysis::index_bounds::initializer;
 use ckpt_passes::ir::op::Indices;
 use ckpt_passes::ir::{Def, Graph, Id, Node, NodeId, ValueId};
+use ckpt_passes::ops::loss::NO_LABEL;
 use std::collections::BTreeSet;
 use tch::{Kind, Tensor};
 
@@ -40,7 +40,8 @@ pub(super) fn explained(
     let node = graph.node(id);
     let found = (|| {
         let range = range(node, values)?;
-        let mut inputs = sources(graph, node.operand(1)?).into_iter();
+        let slot = usize::from(node.op.indices != Indices::OfSize);
+        let mut inputs = sources(graph, node.operand(slot)?).into_iter();
         inputs.find_map(|input| {
             let (n, at) = first_outside(values.tensors[Id::index(input)].as_ref()?, &range)?;
             Some((input, n, at, range.low, range.high, range.also))
@@ -65,8 +66,17 @@ pub(super) fn explained(
     })
 }
 
-/// Returns what operand 1 of a node may hold.
+/// Returns what the indices of a node may be.
 fn range(node: &Node, values: &Values) -> Option<Range> {
+    if node.op.indices == Indices::OfSize {
+        let n = node.attrs.opt_int("size")?;
+        let ignored = node.attrs.opt_int("ignore_index");
+        return Some(Range {
+            low: if ignored.is_some() { 0 } else { -n },
+            high: n - 1,
+            also: ignored,
+        });
+    }
     let size = values.tensors[Id::index(node.operand(0)?)].as_ref()?.size();
     let rows = |axis: i64| {
         let axis = if axis < 0 {
@@ -89,7 +99,7 @@ fn range(node: &Node, values: &Values) -> Option<Range> {
             high: size.get(1)? - 1,
             also: Some(node.attrs.opt_int("ignore_index").unwrap_or(NO_LABEL)),
         }),
-        Indices::None | Indices::PassedOn | Indices::Depth => None,
+        Indices::None | Indices::PassedOn | Indices::Depth | Indices::OfSize => None,
     }
 }
 

@@ -141,6 +141,7 @@ fn indexed(graph: &Graph, sizes: &Sizes, id: NodeId, slot: usize) -> Option<i64>
         (Indices::OfAxis, 1) => along(0, node.attrs.opt_int("axis").unwrap_or(0)),
         (Indices::Tuples, 1) => dims(0)?.iter().copied().min(),
         (Indices::Classes, 1) => along(0, 1),
+        (Indices::OfSize, 0) => node.attrs.opt_int("size"),
         (Indices::Depth, 0) => sizes.of(node.ins[1]?).ints.as_ref()?.first().copied(),
         _ => None,
     }

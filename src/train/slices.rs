@@ -109,16 +109,18 @@ fn own_part(whole: &Tensor, graph: &Graph, of: &OwnPart, at: Coordinates) -> Ten
     let (outer, inner) = (count(&dims[..axis]), count(&dims[axis + 1..]));
     let row = inner * whole.dtype.size_bytes() as usize;
     let all: &[u8] = whole.bytes().map_or(&[], AsRef::as_ref);
-    let mut bytes = Vec::with_capacity(all.len() / at.tp.1);
+    let own_size = of.part.own_size(ranks) as usize;
+    let mut bytes = Vec::with_capacity(outer * own_size * row);
     for block in 0..outer {
         let begin = block * of.part.size() as usize;
         for (from, len) in of.part.stretches(ranks, rank) {
             let (from, len) = (begin + from as usize, len as usize);
             bytes.extend(all.get(from * row..(from + len) * row).unwrap_or_default());
         }
+        bytes.resize((block + 1) * own_size * row, 0);
     }
     let mut own: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
-    own[axis] = (of.part.size() / ranks) as u64;
+    own[axis] = own_size as u64;
     Tensor::new(whole.dtype, own, bytes)
 }
 

@@ -60,6 +60,7 @@ LEFT_OUT = {
     "ConvWeightGrad": "made by rules, of gradients; tests/properties/numeric.rs differentiates it",
     "Accumulate": "made by tiling, of gradients; tests/properties/numeric.rs differentiates it",
     "AddProduct": "made by tiling, of gradients; tests/properties/numeric.rs differentiates it",
+    "ClassTerms": "made of losses whose classes ranks divide; tests/properties/numeric.rs differentiates it",
     "ClassLoss": "made by tiling, of losses; tests/properties/numeric.rs differentiates it",
     "SolveTriangular": "of no ONNX op; tests/runtime/linalg.rs compares it with libtorch's autograd",
     "Attention": "made by fusion; the examples of ONNX Attention are fused into it",

@@ -12,7 +12,7 @@ use super::super::concat::{CONCAT, PAD, SPLIT, TILE};
 use super::super::conv::{CONV, CONV_TRANSPOSE};
 use super::super::fill::{CONSTANT_OF_SHAPE, RANGE, TRILU};
 use super::super::index::{GATHER, GATHER_ND};
-use super::super::loss::CLASS_LOSS;
+use super::super::loss::is_class_weight;
 use super::super::norm::{LAYER_NORM, RMS_NORM};
 use super::super::piecewise::PRELU;
 use super::super::pool::MAX_POOL;
@@ -146,7 +146,7 @@ pub fn positions(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted
         BatchAxes::Reduced => reduced(cx, node, wanted),
         BatchAxes::Sliced => sliced(cx, node, wanted),
         BatchAxes::AlongAxis => along(cx, node, wanted, node.attrs.int("axis")),
-        BatchAxes::ClassLoss => class_loss(cx, node),
+        BatchAxes::ClassLoss | BatchAxes::EachClassLoss => class_loss(cx, node),
         BatchAxes::OneHot => one_hot(cx, node, wanted),
         BatchAxes::SummedToShape | BatchAxes::ClassLossGrad | BatchAxes::Mixed => {
             mixed(cx, id, wanted)
@@ -224,9 +224,6 @@ fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
     }
     if is(&[&ATTENTION]) {
         return attention(cx, id);
-    }
-    if is(&[&CLASS_LOSS]) {
-        return class_loss(cx, node);
     }
     if is(&[&GATHER]) {
         return gathered(cx, node, wanted);
@@ -643,9 +640,12 @@ fn class_loss(cx: &PositionsCx, node: &Node) -> Fitted {
     if place.axis != 0 {
         return Err("its rows do not lie along the first axis");
     }
-    let mut ins = of_first(node, &place);
-    ins[1] = Part::Chunk(place.clone());
-    let each = node.op == &CLASS_LOSS || node.attrs.str("reduction") == "none";
+    let of_rows = |slot| match is_class_weight(node.op, slot) {
+        true => Part::Whole,
+        false => Part::Chunk(place.clone()),
+    };
+    let ins = (0..node.ins.len()).map(of_rows).collect();
+    let each = node.op.axes == BatchAxes::EachClassLoss || node.attrs.str("reduction") == "none";
     let outs = node.outs.iter().enumerate();
     let outs = outs.map(|(i, _)| (each || i > 0).then(|| place.clone()));
     Ok(Positions {

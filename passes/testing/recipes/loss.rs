@@ -21,6 +21,10 @@ pub const CALLS: &[Recipe] = recipes! {
     ClassLoss 1 (Real(M24), Ints(&[3, 0]));
     ClassLoss 1 (Real(C234), Table(&[2, 4], &[0, 1, 2, 0, -100, 1, 1, 2]), Positive(&[3]))
         with [("ignore_index", I(-100))];
+    ClassTerms 2 (Real(M24), Ints(&[3, 0]));
+    ClassTerms 2 (Real(C234), Table(&[2, 4], &[0, 1, 2, 0, 2, 1, 1, 2]));
+    ClassTermsGrad 1 (Scales(&[2]), Scales(&[2]), Real(M24), Ints(&[3, 0]));
+    ClassTermsGrad 1 (Scales(&[2, 4]), Scales(&[2, 4]), Real(C234), Table(&[2, 4], &[0, 1, 2, 0, 2, 1, 1, 2]));
     ClassLoss 1 (Real(M24), Ints(&[3, -1]), Positive(V4))
         with [("ignore_index", I(-1)), ("normalized", I(1))];
 };

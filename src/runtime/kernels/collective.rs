@@ -1,6 +1,8 @@
 //! Sums and slices over ranks, at once or begun and waited for.
 
 use super::context::*;
+use super::index::wrapped;
+use super::loss::checked_labels;
 use crate::runtime::pending_sums;
 use crate::runtime::ranks::{Group, group};
 use ckpt_passes::ops::collective::*;
@@ -15,6 +17,7 @@ kernels! {
     ALL_GATHER => all_gather;
     OWN_SLICE => own_slice;
     OWN_PART => itself;
+    OWN_INDICES => own_indices;
     SHARED => itself;
     KEEP_SLICE => keep_slice;
     GATHER_KEPT => gather_kept;
@@ -158,6 +161,26 @@ fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (from, own) = slice_of(elements, group.ranks, group.rank);
     fill_slice(&out, &narrow(&as_vector(&dense(x)?)?, 0, from, own)?)?;
     Ok(vec![out])
+}
+
+fn own_indices(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (group, size) = (group_of(cx)?, cx.attrs.int(SIZE));
+    let index = match cx.attrs.opt_int(IGNORE_INDEX) {
+        None => wrapped(cx, cx.x(0)?, size)?,
+        ignored => checked_labels(cx, copied_as(cx.x(0)?, Kind::Int64)?, size, ignored)?,
+    };
+    let (first, part) = slice_of(size, group.ranks, group.rank);
+    let [first, part, zero] = [first, part, 0].map(|n| scalar(Kind::Int64, n as f64));
+    let (part, zero) = (part?, zero?);
+    let [is_own, other] = [0; 2].map(|_| empty_as(&index, Kind::Bool));
+    let (is_own, other) = (is_own?, other?);
+    write("aten::sub_.Tensor", args![&index, &first?, 1])?;
+    write("aten::ge.Tensor_out", args![&index, &zero, &is_own])?;
+    write("aten::lt.Tensor_out", args![&index, &part, &other])?;
+    write("aten::logical_and_", args![&is_own, &other])?;
+    write("aten::logical_not.out", args![&is_own, &other])?;
+    write("aten::masked_fill_.Tensor", args![&index, &other, &zero])?;
+    Ok(vec![index, is_own])
 }
 
 /// Copies a slice, and fills what is left with zeros.

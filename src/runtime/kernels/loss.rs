@@ -1,7 +1,9 @@
 //! Class losses and their gradients. The class axis is axis 1, in ONNX and in libtorch.
 
 use super::context::*;
+use crate::runtime::ranks::group;
 use ckpt_passes::ir::Tensor as Constant;
+use ckpt_passes::ops::collective::{GROUP, RANKS, SIZE, slice_of};
 use ckpt_passes::ops::loss::*;
 
 /// Kernels of class losses and of their gradients.
@@ -13,10 +15,9 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
     }),
     (&NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD, nll_grad),
     (&CLASS_LOSS, class_loss),
+    (&CLASS_TERMS, class_terms),
+    (&CLASS_TERMS_GRAD, class_terms_grad),
 ];
-
-/// PyTorch's label of a row that does not count, which holds where a loss names none.
-pub const NO_LABEL: i64 = -100;
 
 fn ignore_index(cx: &KernelCx) -> i64 {
     cx.attrs.opt_int("ignore_index").unwrap_or(NO_LABEL)
@@ -35,16 +36,27 @@ fn labels(cx: &KernelCx, slot: usize) -> Result<Tensor> {
     dense_as(cx.x(slot)?, Kind::Int64)
 }
 
-/// Returns the labels of a loss, each of which is a class or ignored.
-fn checked_labels(cx: &KernelCx) -> Result<Tensor> {
-    let (labels, classes, ignored) = (labels(cx, 1)?, cx.x(0)?.size()[1], ignore_index(cx));
+/// Returns the labels of a loss.
+fn labels_of_loss(cx: &KernelCx) -> Result<Tensor> {
+    let classes = cx.x(0)?.size()[1];
+    checked_labels(cx, labels(cx, 1)?, classes, Some(ignore_index(cx)))
+}
+
+/// Returns labels, each of which is a class or ignored.
+pub fn checked_labels(
+    cx: &KernelCx,
+    labels: Tensor,
+    classes: i64,
+    ignored: Option<i64>,
+) -> Result<Tensor> {
     if labels.numel() == 0 {
         return Ok(labels);
     }
     let op = cx.op.name;
     if let Some(deferred) = cx.deferred {
         // The smallest and the largest label do not tell those between from the ignored one.
-        let (least, most) = (ignored.min(0), ignored.max(classes - 1));
+        let other = ignored.unwrap_or(0);
+        let (least, most) = (other.min(0), other.max(classes - 1));
         let check = move |low: i64, high: i64| match (low < least, high > most) {
             (true, _) => check_labels(op, &[low], classes, ignored),
             (_, true) => check_labels(op, &[high], classes, ignored),
@@ -63,13 +75,18 @@ fn checked_labels(cx: &KernelCx) -> Result<Tensor> {
 ///
 /// # Errors
 /// The first label that is neither.
-fn check_labels(op: &str, labels: &[i64], classes: i64, ignored: i64) -> Result<()> {
-    let is_class = |label: &i64| (0..classes).contains(label) || *label == ignored;
+fn check_labels(op: &str, labels: &[i64], classes: i64, ignored: Option<i64>) -> Result<()> {
+    let is_class = |label: &i64| (0..classes).contains(label) || Some(*label) == ignored;
     let Some(row) = labels.iter().position(|label| !is_class(label)) else {
         return Ok(());
     };
+    let or_ignored = ignored.map(|label| format!(", or {label}"));
     Err(Error::model("index", format!("{op}: a label is no class"))
-        .expected(format!("0 to {}, or {ignored}", classes - 1))
+        .expected(format!(
+            "0 to {}{}",
+            classes - 1,
+            or_ignored.unwrap_or_default()
+        ))
         .found(format!("{} in row {row}", labels[row])))
 }
 
@@ -88,7 +105,7 @@ fn folded(scores: &Tensor, labels: &Tensor) -> (Tensor, Tensor) {
 
 /// Computes the negative log-likelihood of row-major log-probabilities.
 fn nll(cx: &KernelCx, log_prob: &Tensor) -> Result<Tensor> {
-    let labels = checked_labels(cx)?;
+    let labels = labels_of_loss(cx)?;
     let weights = cx.opt(2).map(dense).transpose()?;
     nll_forward(cx, log_prob, &labels, weights.as_ref(), reduction(cx)?)
 }
@@ -155,7 +172,7 @@ fn normalize(name: &str, x: &Tensor) -> Result<()> {
 }
 
 fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
-    let (scores, labels) = (cx.x(0)?, checked_labels(cx)?);
+    let (scores, labels) = (cx.x(0)?, labels_of_loss(cx)?);
     let kind = compute_kind(scores.kind());
     let out = empty_as(&labels, kind)?;
     if labels.numel() == 0 {
@@ -169,6 +186,100 @@ fn class_loss(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let own = rows(&labels, at, wide.size()[0])?;
         let losses = nll_forward(cx, wide, &own, weights.as_ref(), 0)?;
         copy_into(&rows(&out, at, wide.size()[0])?, &losses)
+    })?;
+    Ok(vec![out])
+}
+
+/// Returns how many of the classes of a node's scores are classes of this rank; the others are padding.
+fn own_classes(cx: &KernelCx, scores: &Tensor) -> Result<i64> {
+    let classes = scores.size()[1];
+    match cx.attrs.int(SIZE) {
+        0 => Ok(classes),
+        size => {
+            let group = group(cx.attrs.str(GROUP), cx.attrs.int(RANKS))?;
+            Ok(slice_of(size, group.ranks, group.rank).1)
+        }
+    }
+}
+
+/// Has the scores after so many classes count nothing.
+fn leave_out_after(scores: &Tensor, classes: i64) -> Result<()> {
+    let more = scores.size()[1] - classes;
+    if more == 0 {
+        return Ok(());
+    }
+    let rest = narrow(scores, 1, classes, more)?;
+    let none = scalar(scores.kind(), f64::NEG_INFINITY)?;
+    write("aten::fill_.Tensor", args![&rest, &none])
+}
+
+fn class_terms(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let scores = cx.x(0)?;
+    let labels = checked_labels(cx, labels(cx, 1)?, scores.size()[1], None)?;
+    let kind = compute_kind(scores.kind());
+    let outs = [empty_as(&labels, kind)?, empty_as(&labels, kind)?];
+    if labels.numel() == 0 {
+        return Ok(outs.into());
+    }
+    let labels = labels.unsqueeze(1);
+    let mut dims = labels.size();
+    dims[0] = rows_at_once(cx.device, &scores.size());
+    let places = empty(&dims, Kind::Int64, labels.device())?;
+    let logs = empty(&dims, kind, labels.device())?;
+    let own_classes = own_classes(cx, scores)?;
+    for_blocks(cx, scores, |at, wide| {
+        leave_out_after(wide, own_classes)?;
+        let count = wide.size()[0];
+        let [sums, own] = [0, 1].map(|i: usize| rows(&outs[i].unsqueeze(1), at, count));
+        let [sums, own] = [sums?, own?];
+        let [places, logs] = [rows(&places, 0, count)?, rows(&logs, 0, count)?];
+        let labels = rows(&labels, at, count)?;
+        write("aten::gather.out", args![wide, 1, &labels, false, &own])?;
+        // The largest score less its log-softmax: both are exact where others would cancel.
+        write("aten::max.dim_max", args![wide, 1, true, &sums, &places])?;
+        normalize("aten::_log_softmax.out", wide)?;
+        write("aten::gather.out", args![wide, 1, &places, false, &logs])?;
+        write("aten::sub_.Tensor", args![&sums, &logs, 1])
+    })?;
+    Ok(outs.into())
+}
+
+/// Computes softmax·dlog_sums plus, at the labels, dlabel_scores in the result; for 16-bit scores, a few rows at a time in float32.
+fn class_terms_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let x = cx.x(2)?;
+    let at = labels(cx, 3)?.unsqueeze(1);
+    let [by, own] = [dense(cx.x(0)?)?.unsqueeze(1), dense(cx.x(1)?)?.unsqueeze(1)];
+    let own_classes = own_classes(cx, x)?;
+    let finish = |probabilities: &Tensor, at: &Tensor, by: &Tensor, own: &Tensor| {
+        write("aten::mul_.Tensor", args![probabilities, by])?;
+        write_apart("aten::scatter_add_", args![probabilities, 1, at, own])
+    };
+    if x.kind() == compute_kind(x.kind()) {
+        let scores = dense(x)?;
+        let out = cx.result_like(&scores)?;
+        if own_classes < x.size()[1] {
+            if cx.overwrites.is_none() {
+                copy_into(&out, &scores)?;
+            }
+            leave_out_after(&out, own_classes)?;
+            normalize("aten::_softmax.out", &out)?;
+        } else {
+            write("aten::_softmax.out", args![&scores, 1, false, &out])?;
+        }
+        finish(&out, &at, &by, &own)?;
+        return Ok(vec![out]);
+    }
+    let out = cx.result_like(x)?;
+    if x.numel() == 0 {
+        return Ok(vec![out]);
+    }
+    for_blocks(cx, x, |first, wide| {
+        leave_out_after(wide, own_classes)?;
+        normalize("aten::_softmax.out", wide)?;
+        let count = wide.size()[0];
+        let own_rows = |x: &Tensor| rows(x, first, count);
+        finish(wide, &own_rows(&at)?, &own_rows(&by)?, &own_rows(&own)?)?;
+        copy_into(&rows(&out, first, count)?, wide)
     })?;
     Ok(vec![out])
 }
