@@ -11,20 +11,20 @@ use crate::range_max::RangeMax;
 
 /// Something that happens to a value at a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Event {
-    slot: u32,
-    made: bool,
+pub(super) struct Event {
+    pub slot: u32,
+    pub made: bool,
 }
 
 /// The events of all values, each value's in one stretch of a list; a stretch can shrink and grow back.
-struct Events {
+pub(super) struct Events {
     start: Vec<u32>,
     count: Vec<u32>,
     items: Vec<Event>,
 }
 
 impl Events {
-    fn new(dag: &Dag, schedule: &[u32]) -> Events {
+    pub fn new(dag: &Dag, schedule: &[u32]) -> Events {
         let mut count = vec![0u32; dag.values()];
         for o in schedule {
             for v in dag.ins(*o).iter().chain(dag.outs(*o)) {
@@ -69,7 +69,7 @@ impl Events {
         self.count[v] += 1;
     }
 
-    fn of(&self, value: u32) -> &[Event] {
+    pub fn of(&self, value: u32) -> &[Event] {
         let from = self.start[value as usize] as usize;
         &self.items[from..from + self.count[value as usize] as usize]
     }

@@ -2,6 +2,7 @@
 
 use super::bound;
 use super::compact::{Dag, NONE};
+use super::evict::evict;
 use super::exact::{Outcome, exact};
 use super::incremental_liveness::prune;
 use super::repair::{Foresight, Style, repair};
@@ -9,6 +10,8 @@ use super::simulate::{Simulation, drop_unread};
 use super::work::{Random, WIDE_GAP, Work};
 use super::writer::with_drops;
 use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 /// A search for a cheap schedule within a cap.
 pub struct Search<'a> {
@@ -20,6 +23,9 @@ pub struct Search<'a> {
     /// Whether the answer is known to be the best.
     pub optimal: bool,
 }
+
+/// What a search does.
+type SearchOn<'f> = &'f (dyn Fn(&mut Search) -> Vec<u32> + Sync);
 
 /// Distances of the first cuts; see [`super::cut::Bend`].
 const DISTANCES: [f64; 3] = [0.02, 0.0, 0.3];
@@ -50,6 +56,18 @@ const OTHERS_SHARE: u64 = 6;
 /// How many searches, each with random numbers of its own, run where the gap stays that wide: the others side by side, each with
 /// all of the work again. Only the work of the first counts.
 const STREAMS: u64 = 4;
+
+/// How many more go on from the best of them where the gap is wide even then ([`Search::anneal`]).
+const ANNEALED: u64 = 2;
+
+/// The share of what a plan costs above running every op once that an annealed search may lose at first; it falls to nothing. How
+/// much dearer repeats count at most that it takes out.
+const HEAT: f64 = 0.1;
+const SHUNNED: f64 = 3.0;
+
+/// Most neighbouring repeats that are taken out at once, in searches and in annealed ones.
+const MOST_TORN: usize = 40;
+const FEW_TORN: usize = 6;
 
 /// A first plan may take this much work beyond the limit, for each op.
 pub const FIRST_UNITS: u64 = 40_000;
@@ -269,15 +287,71 @@ impl<'a> Search<'a> {
         if !may_stretch || !far(dag.weigh_schedule(&made)) {
             return Some(made);
         }
-        let others = (2..=STREAMS).into_par_iter().map(|seed| {
-            let mut work = Work::new(fresh);
-            let mut search = Search::new(dag, cap, &mut work);
-            search.random = Random::new(seed);
-            search.improve(start.clone(), &given, lower)
-        });
         // By weight, and the first of equals: the answer does not depend on threads.
-        let all = std::iter::once(made).chain(others.collect::<Vec<_>>());
-        all.min_by_key(|made| dag.weigh_schedule(made))
+        let best_of = |made: Vec<u32>, seeds: RangeInclusive<u64>, search: SearchOn| {
+            let others = seeds.into_par_iter().map(|seed| {
+                let mut work = Work::new(fresh);
+                let mut other = Search::new(dag, cap, &mut work);
+                other.random = Random::new(seed);
+                search(&mut other)
+            });
+            let all = std::iter::once(made).chain(others.collect::<Vec<_>>());
+            all.min_by_key(|made| dag.weigh_schedule(made))
+        };
+        let best = best_of(made, 2..=STREAMS, &|search| {
+            search.improve(start.clone(), &given, lower)
+        })?;
+        if !far(dag.weigh_schedule(&best)) || dag.turn != NONE {
+            return Some(best);
+        }
+        best_of(best.clone(), STREAMS + 1..=STREAMS + ANNEALED, &|search| {
+            search.anneal(best.clone(), lower)
+        })
+    }
+
+    /// Takes out a few repeats of a schedule and drops other values in their place, until the work is spent or the bound is met
+    /// (simulated annealing; Kirkpatrick, Gelatt and Vecchi, 1983).
+    fn anneal(&mut self, start: Vec<u32>, lower: i64) -> Vec<u32> {
+        let (dag, total) = (self.dag, self.dag.total_weight);
+        let mut best = start.clone();
+        let mut best_weight = dag.weigh_schedule(&best);
+        let (mut now, mut now_weight) = (start, best_weight);
+        let (begun, limit) = (self.work.done, self.work.limit);
+        while best_weight > lower && !self.work.spent() {
+            let left = (limit - self.work.done) as f64 / (limit - begun) as f64;
+            let (torn, gone) = self.tear(&now, FEW_TORN);
+            let noise = self.random.unit();
+            let mut bent: Vec<f64> = dag.weight.iter().map(|w| *w as f64).collect();
+            for weight in &mut bent {
+                *weight *= 1.0 + noise * (self.random.unit() - 0.5);
+            }
+            let dearer = 1.0 + SHUNNED * self.random.unit();
+            for o in gone {
+                bent[o as usize] *= dearer;
+            }
+            let most = now_weight + (now_weight - total) / 2 + total / 50;
+            let (random, work) = (&mut self.random, &mut *self.work);
+            let Some(mut made) = evict(dag, torn, self.cap, &bent, most, random, work) else {
+                continue;
+            };
+            let by_room = self.random.unit() < 0.5;
+            let units = prune(dag, &mut made, self.cap, by_room);
+            self.work.spend(units);
+            let weight = dag.weigh_schedule(&made);
+            let slack = (now_weight - total) as f64 * HEAT * left * self.random.unit();
+            if weight < now_weight + slack as i64 {
+                (now, now_weight) = (made, weight);
+            }
+            if now_weight < best_weight {
+                best.clone_from(&now);
+                best_weight = now_weight;
+            }
+            if now_weight > best_weight + (best_weight - total) / 10 {
+                now.clone_from(&best);
+                now_weight = best_weight;
+            }
+        }
+        best
     }
 
     /// Tears up and rebuilds parts of a schedule until the work is spent or the bound is met.
@@ -325,7 +399,7 @@ impl<'a> Search<'a> {
                 self.foresight = Foresight::default();
                 (made, best_weight + (best_weight - total) / 20)
             } else {
-                let torn = self.tear(&now);
+                let (torn, _) = self.tear(&now, MOST_TORN);
                 let noisy = self.random.unit() < 0.7;
                 let style = Style {
                     noise: if noisy { self.random.unit() } else { 0.0 },
@@ -363,8 +437,8 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Returns a schedule without some of its repeats: a run of them, or a few heavy ones.
-    fn tear(&mut self, schedule: &[u32]) -> Vec<u32> {
+    /// Returns a schedule without some of its repeats, a run of at most `most` or a few heavy ones, and the ops of these.
+    fn tear(&mut self, schedule: &[u32], most: usize) -> (Vec<u32>, BTreeSet<u32>) {
         let dag = self.dag;
         let mut runs = vec![0u32; dag.ops()];
         let repeats: Vec<usize> = (0..schedule.len())
@@ -376,11 +450,11 @@ impl<'a> Search<'a> {
             .collect();
         let mut gone = vec![false; schedule.len()];
         if repeats.is_empty() {
-            return schedule.to_vec();
+            return (schedule.to_vec(), BTreeSet::new());
         }
         if self.random.unit() < 0.5 {
             let from = self.random.below(repeats.len());
-            let count = 1 + self.random.below((repeats.len() / 3).clamp(1, 40));
+            let count = 1 + self.random.below((repeats.len() / 3).clamp(1, most));
             for t in repeats.iter().skip(from).take(count) {
                 gone[*t] = true;
             }
@@ -396,11 +470,11 @@ impl<'a> Search<'a> {
                 gone[pick] = true;
             }
         }
-        let mut torn: Vec<u32> = (0..schedule.len())
-            .filter(|t| !gone[*t])
-            .map(|t| schedule[t])
-            .collect();
+        let steps = schedule.iter().zip(&gone);
+        let ops = steps.clone().filter(|(_, gone)| **gone).map(|(o, _)| *o);
+        let (ops, rest) = (ops.collect(), steps.filter(|(_, gone)| !**gone));
+        let mut torn: Vec<u32> = rest.map(|(o, _)| *o).collect();
         drop_unread(dag, &mut torn);
-        torn
+        (torn, ops)
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! - Minimum cuts at full steps make the given order fit ([`cut`], [`repair`]).
 //! - Repeats that the budget has room to avoid are taken out ([`incremental_liveness`]).
-//! - The search removes stretches of the schedule and rebuilds them while the work lasts ([`local_search`]).
+//! - The search removes stretches of the schedule and rebuilds them while the work lasts ([`local_search`]), with cuts or one
+//!   value at a time (`evict`).
 //! - Small problems are solved exactly ([`exact`]).
 //!
 //! [`bound`] proves a lower bound, and the search stops when the plan meets it. Where the gap stays wide, [`multi_cut_bound`]
@@ -18,6 +19,7 @@ pub mod answer;
 pub mod bound;
 pub mod compact;
 pub mod cut;
+mod evict;
 pub mod exact;
 pub(crate) mod expanded;
 pub mod flow;

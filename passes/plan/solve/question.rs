@@ -94,9 +94,11 @@ impl<'a> Question<'a> {
                 failures += 1;
                 let min_peak = self.min_peak()?;
                 if failures == 1 && min_peak.reached_bytes <= budget_bytes {
-                    // The search for the smallest peak came further: its plan is where this one starts.
+                    // The search for the smallest peak came further: its plan is where this one starts, with all of the work again.
                     seeds.push(dag.from_problem(&min_peak.schedule));
                     inner = cap;
+                    self.work += work.done;
+                    work = self.query.effort.work(dag.ops());
                     continue;
                 }
                 break;
