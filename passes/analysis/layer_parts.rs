@@ -43,6 +43,10 @@ pub struct LayerParts {
 /// than the parts save, as with a low-rank adapter alone.
 const LEAST_HIDDEN: i64 = 4;
 
+/// A table is shared only if it has at least this many rows for each element of a row. Otherwise its parts save less than the sum over ranks
+/// of what is looked up costs, as with positions and kinds of tokens.
+const LEAST_ROWS: i64 = 2;
+
 /// A block that ranks can share, as far as its own nodes say.
 #[derive(Default)]
 struct Block {
@@ -119,8 +123,11 @@ impl Search<'_> {
         if graph.value(indices).def != Def::Input || node.attrs.int("axis") != 0 {
             return Err("no input selects its rows".into());
         }
-        let rows = graph.ty(table).dims.first().and_then(|d| d.as_const());
-        let rows = rows.ok_or("the number of its rows is not a constant")?;
+        let dims = graph.ty(table).static_dims().unwrap_or_default();
+        let rows = *dims.first().ok_or("the size of its table is not known")?;
+        if rows < LEAST_ROWS * dims[1..].iter().product::<i64>() {
+            return Err("its table has few rows beside what ranks would add up".into());
+        }
         let mut block = Block {
             padded: Some(rows),
             ..Block::default()
