@@ -6,6 +6,7 @@
 //! Lookups in floating-point tensors stay: by them other passes recognise trained tables.
 
 use super::dce::dce;
+use super::order::order_by_reads;
 use crate::analysis::residual_stream::Flow;
 use crate::analysis::symbolic_elements::{Elements, index_variable};
 use crate::error::Result;
@@ -57,11 +58,9 @@ pub fn straighten(graph: &mut Graph) -> Result<bool> {
     let old = graph.order().to_vec();
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
-    let mut after: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
     let mut instead: BTreeMap<ValueId, ValueId> = BTreeMap::new();
     for mut found in found {
         found.of = *instead.get(&found.of).unwrap_or(&found.of);
-        let mark = b.graph.order().len();
         let node = b.graph.node(found.lookup);
         (b.loc, b.role, b.prefix) = (node.loc.clone(), node.role, node.name.clone());
         let result = node.outs[0];
@@ -71,14 +70,8 @@ pub fn straighten(graph: &mut Graph) -> Result<bool> {
         for reader in readers {
             b.graph.set_operand(reader.node, reader.slot, Some(new));
         }
-        after.insert(found.lookup, b.graph.order()[mark..].to_vec());
     }
-    let order = old.into_iter().flat_map(|id| {
-        let new = after.remove(&id).unwrap_or_default();
-        std::iter::once(id).chain(new)
-    });
-    let order = order.collect();
-    graph.set_order(order);
+    order_by_reads(graph, &old)?;
     dce(graph);
     Ok(true)
 }

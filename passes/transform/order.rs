@@ -37,3 +37,18 @@ pub fn append_after_operands(
     }
     Ok(())
 }
+
+/// Orders the nodes of a graph: those of `first` as they come, each behind the nodes that it reads, then what is left. So new nodes stand
+/// where they are first read.
+///
+/// # Errors
+/// A `bug` where a node depends on itself.
+pub fn order_by_reads(graph: &mut Graph, first: &[NodeId]) -> Result<()> {
+    let mut done = SecondaryMap::new(graph.node_bound(), false);
+    let mut order = Vec::with_capacity(graph.order().len());
+    for id in first.iter().chain(graph.order()) {
+        append_after_operands(graph, *id, &mut done, &mut order)?;
+    }
+    graph.set_order(order);
+    Ok(())
+}

@@ -10,7 +10,7 @@ use crate::ir::{Attrs, Graph, NodeId, Role, SecondaryMap, Use, ValueId};
 use crate::near::nearest;
 use crate::ops::arith::{DIV, SUB};
 use crate::ops::shape::{IDENTITY, STOP_GRADIENT};
-use crate::transform::order::append_after_operands;
+use crate::transform::order::order_by_reads;
 
 /// Stops the gradient at what each pattern names: values, nodes (all their results), or with `NAME#K` the operand `K` of
 /// nodes, counted from 0, for which other readers of that value still get a gradient.
@@ -67,13 +67,7 @@ pub fn stop_gradients(graph: &mut Graph, patterns: &[String]) -> Result<()> {
     if patterns.is_empty() {
         return Ok(());
     }
-    let mut done = SecondaryMap::new(graph.node_bound(), false);
-    let mut order = Vec::with_capacity(graph.order().len());
-    for id in graph.order() {
-        append_after_operands(graph, *id, &mut done, &mut order)?;
-    }
-    graph.set_order(order);
-    Ok(())
+    order_by_reads(graph, &[])
 }
 
 /// Lets some readers of a value read it through a `StopGradient`.

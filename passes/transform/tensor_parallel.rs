@@ -12,11 +12,12 @@
 
 use super::loss::Seed;
 use super::optimizer::SHARD;
-use crate::analysis::layer_parts::layer_parts;
+use super::order::order_by_reads;
+use crate::analysis::layer_parts::{LayerParts, layer_parts};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
 use crate::ir::verify::verify;
-use crate::ir::{Attrs, Def, Dim, Graph, NodeId, Use, ValueId};
+use crate::ir::{Attrs, Def, Dim, Graph, NodeId, Ty, ValueId};
 use crate::ops::collective::{
     ALL_REDUCE, IGNORE_INDEX, OWN_INDICES, OWN_PART, OWN_SLICE, Part, SHARED, SIZE,
     TENSOR_PARALLEL, of_group, slice_size,
@@ -65,13 +66,6 @@ impl SharedLayers {
     }
 }
 
-/// New nodes around old ones.
-#[derive(Default)]
-struct Places {
-    before: BTreeMap<NodeId, Vec<NodeId>>,
-    after: BTreeMap<NodeId, Vec<NodeId>>,
-}
-
 /// Has `ranks` share what they can of a forward graph with these weights. In `trained`, those of them that are trained, the part
 /// of a weight takes the place of the weight.
 ///
@@ -109,18 +103,61 @@ pub fn share_layers(
     let lookups: Vec<(NodeId, Part)> = found.lookups.iter().filter_map(of_first).collect();
     let losses: Vec<(NodeId, Part)> = found.losses.iter().filter_map(of_first).collect();
     let old = graph.order().to_vec();
-    let position: BTreeMap<NodeId, usize> = old.iter().copied().zip(0..).collect();
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
-    let mut places = Places::default();
-    let members = || found.nodes.iter().chain(&found.sums).copied();
-    // What nodes read whole, by the first of them.
+    share_what_is_whole(&mut b, &found, trained, ranks)?;
+    for (id, listed) in &found.sizes {
+        list_own_sizes(&mut b, *id, listed, ranks)?;
+    }
+    for (v, part) in &found.parts {
+        let own_ty = part.ty(b.ty(*v), ranks.into());
+        if matches!(b.graph.value(*v).def, Def::Node { .. }) {
+            b.graph.set_type(*v, own_ty);
+            continue;
+        }
+        let input = take_part(&mut b, *v, part, own_ty, ranks)?;
+        done.parts.push((*v, input));
+        for id in trained.iter_mut().filter(|id| **id == *v) {
+            *id = input;
+        }
+    }
+    for id in &found.sums {
+        instead_of(&mut b, *id, |b, out| sum_of(b, *id, out, ranks))?;
+    }
+    for (id, part) in &lookups {
+        instead_of(&mut b, *id, |b, out| {
+            shared_lookup(b, *id, out, part, ranks)
+        })?;
+    }
+    for (id, part) in &losses {
+        let whole = b.graph.node(*id).outs[0];
+        let loss = instead_of(&mut b, *id, |b, _| shared_loss(b, *id, part, ranks))?;
+        for seed in seeds.iter_mut().filter(|seed| seed.value == whole) {
+            seed.value = loss;
+        }
+    }
+    graph.remove_nodes(&|id| found.losses.contains(&id));
+    let old: Vec<NodeId> = old
+        .into_iter()
+        .filter(|id| !found.losses.contains(id))
+        .collect();
+    order_by_reads(graph, &old)?;
+    // Nodes on parts make the parts that were expected of them.
+    verify(graph)?;
+    Ok(done)
+}
+
+/// Has nodes of blocks read what they read whole by way of `Shared`, where it has a gradient.
+fn share_what_is_whole(
+    b: &mut Builder,
+    found: &LayerParts,
+    trained: &[ValueId],
+    ranks: u32,
+) -> Result<()> {
     let mut whole: BTreeMap<ValueId, Vec<(NodeId, usize)>> = BTreeMap::new();
-    let mut ordered: Vec<NodeId> = members().collect();
-    ordered.sort_by_key(|id| position[id]);
-    for id in ordered {
-        let is_sum = found.sums.contains(&id);
-        for (slot, v) in b.graph.node(id).ins.iter().enumerate() {
+    for id in found.nodes.iter().chain(&found.sums) {
+        let is_sum = found.sums.contains(id);
+        for (slot, v) in b.graph.node(*id).ins.iter().enumerate() {
             let Some(v) = v.filter(|v| !found.parts.contains_key(v)) else {
                 continue;
             };
@@ -131,176 +168,139 @@ pub fn share_layers(
             };
             // A bias is added to the sum.
             if has_gradient && !(is_sum && slot == 2) {
-                whole.entry(v).or_default().push((id, slot));
+                whole.entry(v).or_default().push((*id, slot));
             }
         }
     }
     for (v, readers) in whole {
-        let mark = b.graph.order().len();
         (b.prefix, b.loc) = (b.graph.value(v).name.clone(), Default::default());
         let shared = b.emit(&SHARED, &[v], of_group(TENSOR_PARALLEL, ranks))?;
         for (id, slot) in &readers {
             b.graph.set_operand(*id, *slot, Some(shared));
         }
-        let new = &b.graph.order()[mark..];
-        places.before.entry(readers[0].0).or_default().extend(new);
     }
-    for (id, (slot, listed)) in &found.sizes {
-        let mark = b.graph.order().len();
-        let node = b.graph.node(*id);
-        let sizes = node.operand(*slot);
-        let ints = sizes.and_then(|v| b.contents.get(v)).map(<[Dim]>::to_vec);
-        let (Some(sizes), Some(ints)) = (sizes, ints) else {
-            return Err(Error::bug("mesh", "sizes are not known").at(b.graph.describe(*id)));
-        };
-        (b.prefix, b.loc) = (node.name.clone(), node.loc.clone());
-        // 0 and -1 take the size of the part by themselves.
-        let is_own = |at: usize| listed.contains(&at) && ints[at].as_const().is_none_or(|n| n > 1);
-        let divisors = (0..ints.len()).map(|at| if is_own(at) { i64::from(ranks) } else { 1 });
-        let divisors: Vec<i64> = divisors.collect();
-        let known: Option<Vec<i64>> = ints.iter().map(Dim::as_const).collect();
-        let own = match known {
-            Some(known) => {
-                let own = known
-                    .iter()
-                    .zip(&divisors)
-                    .map(|(n, by)| slice_size(*n, *by));
-                b.ints(&own.collect::<Vec<i64>>())
-            }
-            None => {
-                // Rounded up.
-                let less: Vec<i64> = divisors.iter().map(|by| by - 1).collect();
-                let (divisors, less) = (b.ints(&divisors), b.ints(&less));
-                let sizes = b.add(sizes, less)?;
-                b.div(sizes, divisors)?
-            }
-        };
-        b.graph.set_operand(*id, *slot, Some(own));
-        let new = &b.graph.order()[mark..];
-        places.before.entry(*id).or_default().extend(new);
-    }
-    for (v, part) in &found.parts {
-        let own_ty = part.ty(b.ty(*v), ranks.into());
-        if matches!(b.graph.value(*v).def, Def::Node { .. }) {
-            b.graph.set_type(*v, own_ty);
-            continue;
-        }
-        let mark = b.graph.order().len();
-        let (name, readers) = (
-            b.graph.value(*v).name.clone(),
-            b.graph.value(*v).uses().to_vec(),
-        );
-        let shard = format!("{name}{SHARD}");
-        if b.graph.has_value_name(&shard) {
-            let what = format!("a part is called `{shard}`, but the model uses that name");
-            return Err(Error::model("name", what));
-        }
-        let input = b.graph.add_input(&shard, Some(own_ty));
-        if let Some(origin) = b.graph.origins.get(v).cloned() {
-            b.graph.origins.insert(input, origin);
-        }
-        (b.prefix, b.loc) = (name.clone(), Default::default());
-        let own = b.emit(&OWN_PART, &[input, *v], part.attrs(TENSOR_PARALLEL, ranks))?;
-        b.graph.rename_value(own, &format!("{name}.own"));
-        let first = readers.iter().map(|u| u.node).min_by_key(|id| position[id]);
-        for u in readers {
-            b.graph.set_operand(u.node, u.slot, Some(own));
-        }
-        if let Some(first) = first {
-            let new = &b.graph.order()[mark..];
-            places.before.entry(first).or_default().extend(new);
-        }
-        done.parts.push((*v, input));
-        for id in trained.iter_mut().filter(|id| **id == *v) {
-            *id = input;
-        }
-    }
-    for id in &found.sums {
-        let mark = b.graph.order().len();
-        let node = b.graph.node(*id);
-        let (out, bias) = (node.outs[0], node.operand(2));
-        (b.prefix, b.loc) = (node.name.clone(), node.loc.clone());
-        let name = b.graph.value(out).name.clone();
-        let readers = b.graph.value(out).uses().to_vec();
-        if bias.is_some() {
-            b.graph.set_operand(*id, 2, None);
-        }
-        let mut sum = b.emit(&ALL_REDUCE, &[out], of_group(TENSOR_PARALLEL, ranks))?;
-        if let Some(bias) = bias {
-            sum = b.add(sum, bias)?;
-        }
-        replace(b.graph, out, sum, &readers);
-        b.graph.rename_value(out, &format!("{name}/own"));
-        b.graph.rename_value(sum, &name);
-        let new = &b.graph.order()[mark..];
-        places.after.entry(*id).or_default().extend(new);
-    }
-    for (id, part) in &lookups {
-        let mark = b.graph.order().len();
-        let node = b.graph.node(*id);
-        let (indices, out) = (node.ins[1], node.outs[0]);
-        (b.prefix, b.loc, b.role) = (node.name.clone(), node.loc.clone(), node.role);
-        let attrs = in_parts(part, ranks);
-        let own = b.emit_n(&OWN_INDICES, vec![indices], attrs, 2)?;
-        b.graph.set_operand(*id, 1, Some(own[0]));
-        let at = b.graph.order().len();
-        let first = b.graph.order()[mark..].to_vec();
-        let (from, to) = (b.rank(own[1]) as i64, b.rank(out) as i64);
-        let name = b.graph.value(out).name.clone();
-        let readers = b.graph.value(out).uses().to_vec();
-        let is_own = b.unsqueeze(own[1], &(from..to).collect::<Vec<i64>>())?;
-        let zero = b.scalar_like(out, 0.0);
-        let selected = b.op(WHERE, &[is_own, out, zero])?;
-        let sum = b.emit(&ALL_REDUCE, &[selected], of_group(TENSOR_PARALLEL, ranks))?;
-        replace(b.graph, out, sum, &readers);
-        b.graph.rename_value(out, &format!("{name}/own"));
-        b.graph.rename_value(sum, &name);
-        places.before.entry(*id).or_default().extend(first);
-        let new = &b.graph.order()[at..];
-        places.after.entry(*id).or_default().extend(new);
-    }
-    for (id, part) in &losses {
-        let mark = b.graph.order().len();
-        let node = b.graph.node(*id);
-        let out = node.outs[0];
-        (b.prefix, b.loc, b.role) = (node.name.clone(), node.loc.clone(), node.role);
-        let name = b.graph.value(out).name.clone();
-        let readers = b.graph.value(out).uses().to_vec();
-        let loss = shared_loss(&mut b, *id, part, ranks)?;
-        replace(b.graph, out, loss, &readers);
-        for seed in seeds.iter_mut().filter(|seed| seed.value == out) {
-            seed.value = loss;
-        }
-        b.graph.rename_value(out, &format!("{name}/whole"));
-        b.graph.rename_value(loss, &name);
-        let new = &b.graph.order()[mark..];
-        places.after.entry(*id).or_default().extend(new);
-    }
-    let Places {
-        mut before,
-        mut after,
-    } = places;
-    let order = old.iter().flat_map(|id| {
-        let first = before.remove(id).unwrap_or_default();
-        let last = after.remove(id).unwrap_or_default();
-        first.into_iter().chain([*id]).chain(last)
-    });
-    let order = order.collect();
-    graph.set_order(order);
-    graph.remove_nodes(&|id| found.losses.contains(&id));
-    // Nodes on parts make the parts that were expected of them.
-    verify(graph)?;
-    Ok(done)
+    Ok(())
 }
 
-/// Has readers of a value, and the outputs of the graph, read another one.
-fn replace(graph: &mut Graph, from: ValueId, to: ValueId, readers: &[Use]) {
-    for u in readers {
-        graph.set_operand(u.node, u.slot, Some(to));
+/// Has a node read the sizes of a rank's part; `listed` is the operand that lists sizes, and the places of those to share.
+fn list_own_sizes(
+    b: &mut Builder,
+    id: NodeId,
+    (slot, listed): &(usize, Vec<usize>),
+    ranks: u32,
+) -> Result<()> {
+    let node = b.graph.node(id);
+    let sizes = node.operand(*slot);
+    let ints = sizes.and_then(|v| b.contents.get(v)).map(<[Dim]>::to_vec);
+    let (Some(sizes), Some(ints)) = (sizes, ints) else {
+        return Err(Error::bug("mesh", "sizes are not known").at(b.graph.describe(id)));
+    };
+    (b.prefix, b.loc) = (node.name.clone(), node.loc.clone());
+    // 0 and -1 take the size of the part by themselves.
+    let is_own = |at: usize| listed.contains(&at) && ints[at].as_const().is_none_or(|n| n > 1);
+    let divisors = (0..ints.len()).map(|at| if is_own(at) { i64::from(ranks) } else { 1 });
+    let divisors: Vec<i64> = divisors.collect();
+    let known: Option<Vec<i64>> = ints.iter().map(Dim::as_const).collect();
+    let own = match known {
+        Some(known) => {
+            let both = known.iter().zip(&divisors);
+            let own = both.map(|(n, by)| slice_size(*n, *by));
+            b.ints(&own.collect::<Vec<i64>>())
+        }
+        None => {
+            // Rounded up.
+            let less: Vec<i64> = divisors.iter().map(|by| by - 1).collect();
+            let (divisors, less) = (b.ints(&divisors), b.ints(&less));
+            let sizes = b.add(sizes, less)?;
+            b.div(sizes, divisors)?
+        }
+    };
+    b.graph.set_operand(id, *slot, Some(own));
+    Ok(())
+}
+
+/// Has readers of a weight read a rank's part, which is a new input. Returns the input.
+fn take_part(
+    b: &mut Builder,
+    weight: ValueId,
+    part: &Part,
+    own_ty: Ty,
+    ranks: u32,
+) -> Result<ValueId> {
+    let name = b.graph.value(weight).name.clone();
+    let shard = format!("{name}{SHARD}");
+    if b.graph.has_value_name(&shard) {
+        let what = format!("a part is called `{shard}`, but the model uses that name");
+        return Err(Error::model("name", what));
     }
-    let outputs = graph.outputs().iter();
-    let outputs = outputs.map(|v| if *v == from { to } else { *v }).collect();
-    graph.set_outputs(outputs);
+    let readers = b.graph.value(weight).uses().to_vec();
+    let input = b.graph.add_input(&shard, Some(own_ty));
+    if let Some(origin) = b.graph.origins.get(&weight).cloned() {
+        b.graph.origins.insert(input, origin);
+    }
+    (b.prefix, b.loc) = (name.clone(), Default::default());
+    let attrs = part.attrs(TENSOR_PARALLEL, ranks);
+    let own = b.emit(&OWN_PART, &[input, weight], attrs)?;
+    b.graph.rename_value(own, &format!("{name}.own"));
+    for u in readers {
+        b.graph.set_operand(u.node, u.slot, Some(own));
+    }
+    Ok(input)
+}
+
+/// Emits something instead of a node's first result, which `emit` may read, and has readers and outputs of the graph read it. It takes over the
+/// name.
+fn instead_of(
+    b: &mut Builder,
+    id: NodeId,
+    emit: impl FnOnce(&mut Builder, ValueId) -> Result<ValueId>,
+) -> Result<ValueId> {
+    let node = b.graph.node(id);
+    let out = node.outs[0];
+    (b.prefix, b.loc, b.role) = (node.name.clone(), node.loc.clone(), node.role);
+    let name = b.graph.value(out).name.clone();
+    let readers = b.graph.value(out).uses().to_vec();
+    let new = emit(b, out)?;
+    for u in readers {
+        b.graph.set_operand(u.node, u.slot, Some(new));
+    }
+    let outputs = b.graph.outputs().iter();
+    let outputs = outputs.map(|v| if *v == out { new } else { *v }).collect();
+    b.graph.set_outputs(outputs);
+    b.graph.rename_value(out, &format!("{name}/own"));
+    b.graph.rename_value(new, &name);
+    Ok(new)
+}
+
+/// Emits the sum of a product over ranks; its bias is added to the sum.
+fn sum_of(b: &mut Builder, id: NodeId, out: ValueId, ranks: u32) -> Result<ValueId> {
+    let bias = b.graph.node(id).operand(2);
+    if bias.is_some() {
+        b.graph.set_operand(id, 2, None);
+    }
+    let sum = b.emit(&ALL_REDUCE, &[out], of_group(TENSOR_PARALLEL, ranks))?;
+    match bias {
+        Some(bias) => b.add(sum, bias),
+        None => Ok(sum),
+    }
+}
+
+/// Has a lookup read the rows that the rank has, and emits the sum over ranks, to which the others contribute zeros.
+fn shared_lookup(
+    b: &mut Builder,
+    id: NodeId,
+    out: ValueId,
+    part: &Part,
+    ranks: u32,
+) -> Result<ValueId> {
+    let indices = b.graph.node(id).ins[1];
+    let own = b.emit_n(&OWN_INDICES, vec![indices], in_parts(part, ranks), 2)?;
+    b.graph.set_operand(id, 1, Some(own[0]));
+    let (from, to) = (b.rank(own[1]) as i64, b.rank(out) as i64);
+    let is_own = b.unsqueeze(own[1], &(from..to).collect::<Vec<i64>>())?;
+    let zero = b.scalar_like(out, 0.0);
+    let rows = b.op(WHERE, &[is_own, out, zero])?;
+    b.emit(&ALL_REDUCE, &[rows], of_group(TENSOR_PARALLEL, ranks))
 }
 
 /// Returns the attributes of nodes that know of how many indices the rank has its part.

@@ -11,7 +11,7 @@
 use crate::error::{Error, Result};
 use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
 use crate::ops::batch_axes::{FitCx, Rows, bare_product, class_scores, fit};
 use crate::ops::matmul::GEMM;
 use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
@@ -19,7 +19,7 @@ use crate::ops::slice::SLICE;
 use crate::ops::{Builder, EmitExt};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
-use crate::transform::order::append_after_operands;
+use crate::transform::order::order_by_reads;
 use rustc_hash::FxHashMap;
 
 /// Applies the rewrites. Returns the new value for each value that was replaced.
@@ -55,13 +55,7 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
     for (turn, chain) in turned {
         replaced.extend([turn_operands(&mut b, turn, &chain)?]);
     }
-    // New nodes go where they are first read.
-    let mut done = SecondaryMap::new(graph.node_bound(), false);
-    let mut sorted = Vec::with_capacity(graph.order().len());
-    for id in order.iter().chain(graph.order()) {
-        append_after_operands(graph, *id, &mut done, &mut sorted)?;
-    }
-    graph.set_order(sorted);
+    order_by_reads(graph, &order)?;
     dce(graph);
     Ok(replaced)
 }
