@@ -75,7 +75,12 @@ fn lead_of_several(dims: &[Dim], rows: &Dim) -> Option<usize> {
 
 /// The number of elements for each row along axes that together hold the rows.
 pub fn each(dims: &[Dim], rows: &Dim) -> Option<Dim> {
-    Dim::product(dims).exact_div(rows)
+    let all = Dim::product(dims);
+    // Also where there are no rows.
+    match all.same(rows) {
+        Same::Yes => Some(Dim::ONE),
+        _ => all.exact_div(rows),
+    }
 }
 
 /// Whether an operand, aligned at its last axes with a result of `rank` axes, is broadcast along the first `k` of them.

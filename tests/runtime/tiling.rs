@@ -216,6 +216,14 @@ const FORMS: &[(&str, &str)] = &[
   %total = ReduceMean %each {keepdims=0}",
     ),
     (
+        "independent classes of pixels, and the mean of all",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %p = Sigmoid %s
+  %log = Log %p
+  %total = ReduceMean %log {keepdims=0}",
+    ),
+    (
         "neighbouring pixels mixed",
         "%t = Transpose %h {perm=[0, 2, 1]}
   %s = Conv %t, %window, %bias {pads=[1, 1]}

@@ -29,8 +29,8 @@ use rustc_hash::FxHashMap;
 /// See [`infer`].
 pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
     let mut replaced = FxHashMap::default();
-    let contents = infer(graph)?;
-    let order = graph.order().to_vec();
+    let mut contents = infer(graph)?;
+    let mut order = graph.order().to_vec();
     let slices: Vec<(NodeId, Vec<NodeId>)> = order
         .iter()
         .filter_map(|id| Some((*id, chain_before(graph, &contents, *id)?)))
@@ -39,17 +39,22 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
         .iter()
         .filter_map(|id| Some((*id, product_before_turn(graph, *id)?)))
         .collect();
-    let mut b = Builder::resume(graph, contents);
-    for (slice, chain) in slices {
-        replaced.extend([slice_first(&mut b, slice, &chain)?]);
+    if !slices.is_empty() || !turned.is_empty() {
+        let mut b = Builder::resume(graph, contents);
+        for (slice, chain) in slices {
+            replaced.extend([slice_first(&mut b, slice, &chain)?]);
+        }
+        for (turn, chain) in turned {
+            replaced.extend([turn_operands(&mut b, turn, &chain)?]);
+        }
+        settle_order(graph, &order)?;
+        contents = infer(graph)?;
+        order = graph.order().to_vec();
     }
-    for (turn, chain) in turned {
-        replaced.extend([turn_operands(&mut b, turn, &chain)?]);
-    }
-    settle_order(graph, &order)?;
-    let (contents, order) = (infer(graph)?, graph.order().to_vec());
     let sunk = sink(graph, contents)?;
-    settle_order(graph, &order)?;
+    if graph.order().len() > order.len() {
+        settle_order(graph, &order)?;
+    }
     for new in replaced.values_mut() {
         *new = sunk.get(new).copied().unwrap_or(*new);
     }

@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::ir::graph::MUST_RECOMPUTE;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Graph, Node, NodeId, Role, SecondaryMap, ValueId};
+use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::Builder;
 use crate::ops::batch_axes::class_scores;
 use crate::ops::softmax::LOG_SOFTMAX;
@@ -186,6 +186,8 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         ..Tiled::default()
     };
     let mut refused = Vec::new();
+    // The sizes of chunks.
+    let mut cut: Vec<Dim> = Vec::new();
     let mut open: Vec<(usize, ValueId)> = scores.into_iter().chain(heads).enumerate().collect();
     while !open.is_empty() {
         let contents = Contents::known(graph)?;
@@ -229,6 +231,8 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
             }
             let count = chunks(graph, &region);
             if count > 1 {
+                let all = graph.ty(scores).elements();
+                cut.push(all.div(&Dim::from(count as i64)));
                 region.all().for_each(|n| taken[*n] = true);
                 regions.push((region, count));
             }
@@ -242,8 +246,11 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         tiled.regions.extend(names.into_iter().zip(counts));
         open = later;
     }
-    // A later region may have contained scores that were refused.
-    refused.retain(|(scores, _)| graph.contains_value(*scores));
+    // A later region may have contained scores that were refused. Those that are no larger than a chunk of others may be whole.
+    refused.retain(|(scores, _)| {
+        let is_small = |chunk: &Dim| chunk.sub(&graph.ty(*scores).elements()).bounds().0 >= Some(0);
+        graph.contains_value(*scores) && !cut.iter().any(is_small)
+    });
     tiled.refused = refused.into_iter().map(|(_, why)| why).collect();
     Ok(tiled)
 }

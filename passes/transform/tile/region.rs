@@ -138,7 +138,7 @@ impl Region {
     /// activations that the scores are made of.
     pub fn narrow_width(&self, graph: &Graph) -> i64 {
         let row = |v: ValueId| match self.classes[&v] {
-            Rows::Lead(_) => width(graph, v, &self.rows)?.as_const(),
+            how @ Rows::Lead(_) => width(graph, v, how, &self.rows)?.as_const(),
             Rows::Last | Rows::Sum => None,
         };
         let inputs = self.inputs_with_rows(graph, &self.nodes).into_iter();
@@ -341,13 +341,18 @@ fn elements(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
 }
 
 /// Returns the number of elements in a row of a value.
-fn width(graph: &Graph, v: ValueId, rows: &Dim) -> Option<Dim> {
-    each(&graph.ty(v).dims, rows)
+fn width(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
+    let dims = &graph.ty(v).dims;
+    let rest = match how {
+        Rows::Lead(k) => Dim::product(&dims[k..]),
+        Rows::Last | Rows::Sum => dims.first()?.clone(),
+    };
+    Some(elements(graph, v, how, rows)?.mul(&rest))
 }
 
 /// Returns whether a row is at least as wide as `most`, as far as sizes with names tell.
 fn is_wide(graph: &Graph, v: ValueId, how: Rows, rows: &Dim, most: &Dim) -> bool {
-    let Some(row) = width(graph, v, rows).filter(|_| how != Rows::Sum) else {
+    let Some(row) = width(graph, v, how, rows) else {
         return false;
     };
     match (row.as_const(), most.as_const()) {

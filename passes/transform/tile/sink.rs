@@ -5,16 +5,19 @@
 //! changes of shape are computed of the scores before the transpose instead, with their axes renamed. A transpose moves until a
 //! loss or an op that is none of these reads it; there it is of something narrow, as a rule. It stays where that leads to no op
 //! along the classes, no reduction and no loss.
+//!
+//! A mean over rows and classes is the mean of what is the mean over the classes of each row.
 
 use super::{heads, is_product};
 use crate::error::Result;
-use crate::ir::op::{BatchAxes, Effect};
+use crate::ir::op::{BatchAxes, Effect, OpClass};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
 use crate::ops::arith::ADD;
 use crate::ops::batch_axes::own_axes;
 use crate::ops::conv::CONV;
 use crate::ops::matmul::MATMUL;
+use crate::ops::reduce::REDUCE_MEAN;
 use crate::ops::shape::{IDENTITY, RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::{Builder, EmitExt};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -38,6 +41,8 @@ struct Sink<'b, 'g> {
     found: Vec<ValueId>,
     /// Nodes that something else is computed for.
     sunk: FxHashSet<NodeId>,
+    /// Numbers of classes.
+    widths: FxHashSet<Dim>,
     /// What follows from scores or from labels as one-hot vectors.
     below: FxHashSet<ValueId>,
     /// The new value for each value that was replaced.
@@ -52,7 +57,15 @@ pub fn sink(graph: &mut Graph, contents: Contents) -> Result<FxHashMap<ValueId, 
     let order = graph.order().to_vec();
     let axes = |id: &NodeId| Some((*id, own_axes(graph, &contents, graph.node(*id))?));
     let axes = order.iter().filter_map(axes).collect();
-    let below = heads(graph).into_iter().collect();
+    let below: FxHashSet<ValueId> = heads(graph).into_iter().collect();
+    let classes = |v: &ValueId| {
+        let dims = &graph.ty(*v).dims;
+        match graph.node(graph.def_node(*v)?).op.class {
+            OpClass::Convolution => dims.get(1).cloned(),
+            _ => dims.last().cloned(),
+        }
+    };
+    let widths = below.iter().filter_map(classes).collect();
     let mut b = Builder::resume(graph, contents);
     let mut sink = Sink {
         b: &mut b,
@@ -60,6 +73,7 @@ pub fn sink(graph: &mut Graph, contents: Contents) -> Result<FxHashMap<ValueId, 
         moved: FxHashMap::default(),
         found: Vec::new(),
         sunk: FxHashSet::default(),
+        widths,
         below,
         replaced: FxHashMap::default(),
     };
@@ -100,7 +114,7 @@ impl Sink<'_, '_> {
             return Ok(());
         }
         let reads = node.operands().any(|v| self.moved.contains_key(&v));
-        if !reads || node.op.effect != Effect::Pure {
+        if !(reads || node.op == &REDUCE_MEAN) || node.op.effect != Effect::Pure {
             return Ok(());
         }
         if let Some(outs) = self.instead(id, &node)? {
@@ -220,7 +234,19 @@ impl Sink<'_, '_> {
                 let attrs = node.attrs.clone().with("axis", rank as i64 - 1);
                 self.rearranged(node, perm, attrs)
             }
-            (BatchAxes::Reduced, Some(x), Some(axes)) if !axes.is_empty() => {
+            (BatchAxes::Reduced, Some(mut x), Some(axes)) if !axes.is_empty() => {
+                let last = x.perm.len() - 1;
+                let has_classes = axes.iter().any(|a| x.perm[*a] == last)
+                    && self.widths.contains(&self.b.ty(x.from).dims[last]);
+                if node.op == &REDUCE_MEAN && has_classes && axes.len() > 1 {
+                    // The mean of rows, of which the mean over the classes is narrow.
+                    let classes = self.b.ints(&[last as i64]);
+                    x.from = self
+                        .b
+                        .emit(&REDUCE_MEAN, &[x.from, classes], Attrs::new())?;
+                } else if node.operand(0) == Some(x.from) {
+                    return Ok(None);
+                }
                 let mut of: Vec<i64> = axes.iter().map(|a| x.perm[*a] as i64).collect();
                 of.sort_unstable();
                 let ins = vec![Some(x.from), Some(self.b.ints(&of))];
