@@ -395,7 +395,7 @@ FORMS: dict[str, Form] = {
     "top-k": Form(top_k),
     "contrastive": Form(contrastive, ignores=False),
     "pixels": Form(pixels, exporters=OF_WEIGHTS),
-    "neighbours": Form(neighbours, exporters=OF_WEIGHTS),
+    "neighbours": Form(neighbours, exporters=("file",)),  # others fold weights times a constant
     "dice": Form(dice, ignores=False, exporters=OF_WEIGHTS),
     "ctc": Form(ctc, ignores=False),
     "mixture": Form(mixture),

@@ -8,7 +8,7 @@
 //! A contrastive loss takes a softmax over each row and each column of a similarity matrix. The transpose is computed as a
 //! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole.
 
-use super::sink::sink;
+use super::sink::{resume_at, sink, take_over};
 use crate::error::{Error, Result};
 use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
@@ -208,15 +208,6 @@ fn turn_operands(b: &mut Builder, turn: NodeId, chain: &[NodeId]) -> Result<(Val
     Ok((node.outs[0], new))
 }
 
-/// Sets origin, role and prefix of new nodes to those of an old one, and returns a copy of it.
-pub fn resume_at(b: &mut Builder, id: NodeId) -> Node {
-    let node = b.graph.node(id).clone();
-    b.loc = node.loc.clone();
-    b.role = node.role;
-    b.prefix = format!("{}/early", node.name);
-    node
-}
-
 /// Emits a chain of nodes once more, the first with `new` in place of the operand `old`. Returns the result of the last.
 fn repeat(
     b: &mut Builder,
@@ -244,12 +235,4 @@ fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(Valu
     let new = repeat(b, chain, old, new)?;
     take_over(b, node.outs[0], new);
     Ok((node.outs[0], new))
-}
-
-/// Gives a value the readers and the name of another.
-pub fn take_over(b: &mut Builder, old: ValueId, new: ValueId) {
-    let name = b.graph.value(old).name.clone();
-    b.graph.rename_value(old, &format!("{name}/late"));
-    b.graph.rename_value(new, &name);
-    b.graph.replace_uses(old, new);
 }

@@ -92,7 +92,7 @@ impl Sink<'_, '_> {
         if !follows && !is_head && node.op.axes != BatchAxes::OneHot {
             return Ok(());
         }
-        let node = super::early::resume_at(self.b, id);
+        let node = resume_at(self.b, id);
         self.below.extend(&node.outs);
         if is_head && is_product(&node) {
             if let Some(moved) = self.pixels(&node)? {
@@ -154,7 +154,7 @@ impl Sink<'_, '_> {
             false => new,
         };
         match is_new || self.b.graph.is_output(old) {
-            true => super::early::take_over(self.b, old, new),
+            true => take_over(self.b, old, new),
             false => self.b.graph.replace_uses(old, new),
         }
         self.replaced.insert(old, new);
@@ -448,13 +448,30 @@ impl Sink<'_, '_> {
             let mut uses = graph.value(old).uses().iter();
             let is_read = uses.any(|u| !self.sunk.contains(&u.node)) || graph.is_output(old);
             if is_read && !(is_own && graph.node(maker).op == &TRANSPOSE) {
-                super::early::resume_at(self.b, maker);
+                resume_at(self.b, maker);
                 let new = self.permuted(moved.from, &moved.perm)?;
                 self.replace(old, new)?;
             }
         }
         Ok(self.replaced)
     }
+}
+
+/// Sets origin, role and prefix of new nodes to those of an old one, and returns a copy of it.
+pub fn resume_at(b: &mut Builder, id: NodeId) -> Node {
+    let node = b.graph.node(id).clone();
+    b.loc = node.loc.clone();
+    b.role = node.role;
+    b.prefix = format!("{}/early", node.name);
+    node
+}
+
+/// Gives a value the readers and the name of another.
+pub fn take_over(b: &mut Builder, old: ValueId, new: ValueId) {
+    let name = b.graph.value(old).name.clone();
+    b.graph.rename_value(old, &format!("{name}/late"));
+    b.graph.rename_value(new, &name);
+    b.graph.replace_uses(old, new);
 }
 
 /// Pairs the axes of two shapes of the same elements that hold the same of them, without axes of size 1 in the first shape.
