@@ -96,7 +96,12 @@ impl Region {
         }
         let rows = Dim::product(batch);
         let Some(k) = lead(dims, &rows).filter(|_| !rows.is_one()) else {
-            return Err(none("there is one row only"));
+            return Err(none(match row.len() {
+                1 => "there is one row only",
+                _ => {
+                    "there is one example only, whose elements the loss or what makes the scores mixes"
+                }
+            }));
         };
         let mut search = Search {
             graph,
