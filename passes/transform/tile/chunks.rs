@@ -493,7 +493,11 @@ impl Emitter<'_, '_> {
                         let n = self.n_rows()?;
                         self.times(n, old)?
                     }
-                    None => return Err(bug("no operand has the sizes of a result")),
+                    None => {
+                        let mut sizes = Sizes::of_inputs(self.b.graph);
+                        let built = sizes.build(self.b, false, &ty.dims[..k])?;
+                        built.ok_or_else(|| bug("the sizes of a result are not known"))?
+                    }
                 };
                 let row = self.sizes(flat, 1, ty.rank() - k + 1)?;
                 self.b.emit(&CONCAT, &[batch, row], axis(0))?
