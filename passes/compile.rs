@@ -37,6 +37,8 @@ pub struct Compiled {
     pub tiled: Vec<(String, usize)>,
     /// Chains of ops on tokens that were tiled: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
+    /// Whether rewrites before autodiff prepared the loss for chunks, which rounds differently.
+    pub settled: bool,
     /// How the positions of the sequence were cut; `None` where they were not.
     pub sequence: Option<Chunked>,
     /// The chunk counts that the planner tried, where they were left to it.
@@ -141,6 +143,7 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         fused: cx.fused,
         tiled: cx.tiled,
         tiled_mlps: cx.tiled_mlps,
+        settled: cx.settled,
         sequence: cx.sequence,
         tried: cx.tried,
         updates: cx.updates,

@@ -119,11 +119,13 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
             meta.insert(keys::TIE.into(), list_text(&pairs));
         }
     }
-    for (key, tiled) in [
-        (keys::TILE, &compiled.tiled),
-        (keys::TILE_MLP, &compiled.tiled_mlps),
+    // One chunk: the loss was prepared for chunks, and not cut.
+    let settled = (compiled.settled && request.tile.loss != Tile::Off).then_some(1);
+    for (key, chunks) in [
+        (keys::TILE, most_chunks(&compiled.tiled).or(settled)),
+        (keys::TILE_MLP, most_chunks(&compiled.tiled_mlps)),
     ] {
-        if let Some(chunks) = most_chunks(tiled) {
+        if let Some(chunks) = chunks {
             meta.insert(keys::NUMERICS.into(), "rounded".into());
             meta.insert(key.into(), chunks.to_string());
         }

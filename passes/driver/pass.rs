@@ -94,6 +94,8 @@ pub struct Cx {
     pub tiled: Vec<(String, usize)>,
     /// Chains of ops on tokens that `tile` cut: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
+    /// Whether rewrites before autodiff prepared the loss for chunks.
+    pub settled: bool,
     /// How `sequence` cut the positions; `None` where it did not.
     pub sequence: Option<Chunked>,
     /// The chunk counts that the planner tried, where they were left to it.

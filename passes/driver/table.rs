@@ -138,7 +138,8 @@ static LOSS: Pass = Pass {
         let mut changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
         if cx.request.tile.loss != Tile::Off || cx.request.sequence_chunks > 1 {
             let instead = tile::early::settle_rows(graph)?;
-            changed |= !instead.is_empty();
+            cx.settled = !instead.is_empty();
+            changed |= cx.settled;
             let own = |v: ValueId| instead.get(&v).copied().unwrap_or(v);
             for seed in &mut cx.seeds {
                 (seed.value, seed.cotangent) = (own(seed.value), seed.cotangent.map(own));

@@ -2,7 +2,8 @@
 //!
 //! Rows are tokens or other elements of a batch: indices of some axes of a tensor, all of which the op treats alike. If
 //! the rows of some operands or results of a node are known, [`fit`] returns those of the others. [`cut`] emits the
-//! node for some of the rows, with the row axes merged into one. Chunking stops at an op without a rule here.
+//! node for some of the rows, with the row axes merged into one. Chunking stops at an op without a rule here. An axis may
+//! hold several elements for each row, as the pixels of an image where the rows are the images of a batch ([`each`]).
 //!
 //! A sum over rows equals the sum over its chunks up to rounding. All other results are exact.
 
@@ -15,6 +16,9 @@ use ckpt_ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
 pub use cut::{CutCx, cut, own_axes};
 pub use parted::{PartCx, Parted, Summed, parted, summed};
 
+use super::concat::{CONCAT, SPLIT};
+use super::conv::{CONV, CONV_INPUT_GRAD, CONV_TRANSPOSE, CONV_WEIGHT_GRAD};
+use super::index::{GATHER, GATHER_GRAD};
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
 use super::reduce::*;
@@ -26,9 +30,9 @@ use ckpt_ir::typing::Contents;
 /// How rows lie in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// The first axes, that many of them, together.
+    /// The first axes, that many of them, together: one element or several for each row.
     Lead(usize),
-    /// The last axis of a matrix.
+    /// The last axis of a matrix, in the same way.
     Last,
     /// Nowhere: the value is a sum over rows.
     Sum,
@@ -60,14 +64,23 @@ pub type Reason = &'static str;
 
 /// How many leading axes of a value together are the rows.
 pub fn lead(dims: &[Dim], rows: &Dim) -> Option<usize> {
-    let mut product = Dim::ONE;
-    for (i, dim) in dims.iter().enumerate() {
-        product = product.mul(dim);
-        if product.same(rows) == Same::Yes {
-            return Some(i + 1);
-        }
+    let is_all = |k: &usize| Dim::product(&dims[..*k]).same(rows) == Same::Yes;
+    (1..=dims.len()).find(is_all)
+}
+
+/// How many leading axes of a value together hold the rows, with one element or several for each.
+fn lead_of_several(dims: &[Dim], rows: &Dim) -> Option<usize> {
+    (1..=dims.len()).find(|k| each(&dims[..*k], rows).is_some())
+}
+
+/// The number of elements for each row along axes that together hold the rows.
+pub fn each(dims: &[Dim], rows: &Dim) -> Option<Dim> {
+    let all = Dim::product(dims);
+    // Also where there are no rows.
+    match all.same(rows) {
+        Same::Yes => Some(Dim::ONE),
+        _ => all.exact_div(rows),
     }
-    None
 }
 
 /// Whether an operand, aligned at its last axes with a result of `rank` axes, is broadcast along the first `k` of them.
@@ -160,8 +173,90 @@ pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
         BatchAxes::ClassLoss | BatchAxes::ClassLossGrad => class_loss(cx, node),
         BatchAxes::OneHot => one_hot(cx, node),
         BatchAxes::EachClassLoss => each_class_loss(cx, node),
-        BatchAxes::Mixed => Err("tiling does not know how it treats rows"),
+        BatchAxes::Mixed => mixed(cx, node),
     }
+}
+
+/// Ops whose field `axes` gives no rule.
+fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let is = |ops: &[&'static OpDef]| ops.contains(&node.op);
+    if is(JOINING) {
+        return along_axis(cx, node);
+    }
+    if is(&[&GATHER, &GATHER_GRAD]) {
+        return gathered(cx, node);
+    }
+    // Which operands are images.
+    let images: &[usize] = match () {
+        () if is(&[&CONV, &CONV_TRANSPOSE, &CONV_INPUT_GRAD]) => &[0],
+        () if is(&[&CONV_WEIGHT_GRAD]) => &[0, 1],
+        () => return Err("tiling does not know how it treats rows"),
+    };
+    let mut values = images.iter().filter_map(|i| node.ins[*i]);
+    if !values.all(|v| lead_of_several(&cx.graph.ty(v).dims, cx.rows) == Some(1)) {
+        return Err("it mixes the pixels of an image");
+    }
+    let mut ins = vec![None; node.ins.len()];
+    for image in images {
+        ins[*image] = Some(Rows::Lead(1));
+    }
+    let outs = vec![match images.len() {
+        1 => Rows::Lead(1),
+        _ => Rows::Sum,
+    }];
+    if is(&[&CONV_INPUT_GRAD]) {
+        row_is_known(cx, node, 2, 1)?;
+    }
+    Ok(Fit { ins, outs })
+}
+
+/// Ops of the class `Mixed` that join or divide along the axis that the attribute `axis` names.
+const JOINING: &[&OpDef] = &[&CONCAT, &SPLIT];
+
+/// Fails unless a row of the result, behind `k` axes, has constant sizes or the operand `slot` lists them.
+fn row_is_known(cx: &FitCx, node: &Node, slot: usize, k: usize) -> std::result::Result<(), Reason> {
+    let out = &cx.graph.ty(node.outs[0]).dims;
+    let listed = node.operand(slot).map(|v| &cx.graph.ty(v).dims[0]);
+    let lists_all = listed.and_then(Dim::as_const) == Some(out.len() as i64);
+    match lists_all || out[k..].iter().all(|d| d.as_const().is_some()) {
+        true => Ok(()),
+        false => Err("the shape of a row is not a constant"),
+    }
+}
+
+/// A lookup along an axis behind the rows, and its gradient: data, then `sum` of the gradient, have rows; indices have none.
+fn gathered(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let data: &[usize] = match node.op == &GATHER {
+        true => &[0],
+        false => &[2, 3],
+    };
+    let out = &cx.graph.ty(node.outs[0]).dims;
+    let mut known = data.iter().filter_map(|i| node.operand(*i));
+    let known = known
+        .find_map(|v| (cx.known)(v))
+        .or((cx.known)(node.outs[0]));
+    let Some(Rows::Lead(k)) = known else {
+        return Err("it looks up rows");
+    };
+    let rank = match node.op == &GATHER {
+        true => cx
+            .graph
+            .ty(node.operand(0).ok_or("an operand is missing")?)
+            .rank(),
+        false => out.len(),
+    };
+    if axis_of(node, rank) < k {
+        return Err("it works along rows");
+    }
+    let mut ins = vec![None; node.ins.len()];
+    for slot in data.iter().filter(|i| node.operand(**i).is_some()) {
+        ins[*slot] = Some(Rows::Lead(k));
+    }
+    if node.op == &GATHER_GRAD {
+        row_is_known(cx, node, 0, k)?;
+    }
+    let outs = vec![Rows::Lead(k)];
+    Ok(Fit { ins, outs })
 }
 
 /// The leading axes that are rows in some operand or result of the same rank as `v`.
@@ -228,12 +323,15 @@ fn columnwise(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 }
 
 fn relabelled(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
-    let at = |v: ValueId| match (cx.known)(v) {
-        Some(Rows::Lead(k)) => Some(k),
-        Some(_) => None,
-        None => lead(&cx.graph.ty(v).dims, cx.rows),
-    };
     let (x, y) = (node.ins[0].ok_or("an operand is missing")?, node.outs[0]);
+    let is_known = (cx.known)(x).or((cx.known)(y)).is_some();
+    // Elements keep their order.
+    let at = |v: ValueId| match ((cx.known)(v), &cx.graph.ty(v).dims) {
+        (Some(Rows::Lead(k)), _) => Some(k),
+        (Some(_), _) => None,
+        (None, dims) if is_known => lead_of_several(dims, cx.rows),
+        (None, dims) => lead(dims, cx.rows),
+    };
     let (Some(i), Some(j)) = (at(x), at(y)) else {
         return Err("it takes rows apart");
     };
@@ -256,24 +354,36 @@ fn product(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let (rank_a, rank_b) = (cx.graph.ty(a).rank(), cx.graph.ty(b).rank());
     let (rows_a, rows_b) = ((cx.known)(a), (cx.known)(b));
     let matrices = rank_a == 2 && rank_b == 2;
-    let inner = matrices && cx.graph.ty(b).dims[0].same(cx.rows) == Same::Yes;
+    let inner = matrices && each(&cx.graph.ty(b).dims[..1], cx.rows).is_some();
     if inner && (rows_a == Some(Rows::Last) || rows_b == Some(Rows::Lead(1))) {
         return Ok(Fit {
             ins: vec![Some(Rows::Last), Some(Rows::Lead(1))],
             outs: vec![Rows::Sum],
         });
     }
+    if rank_b > 2 || rows_b.is_some() {
+        return batched_product(cx, node);
+    }
     let k = match (rows_a, (cx.known)(node.outs[0])) {
         (Some(Rows::Lead(k)), _) | (None, Some(Rows::Lead(k))) => k,
         _ => return Err("rows are mixed by a product"),
     };
-    if rank_b != 2 || rows_b.is_some() || k >= rank_a {
+    if rank_b != 2 || k >= rank_a {
         return Err("rows are mixed by a product");
     }
     Ok(Fit {
         ins: vec![Some(Rows::Lead(k)), None],
         outs: vec![Rows::Lead(k)],
     })
+}
+
+/// A product for each row, of matrices that either operand has one or several of.
+fn batched_product(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let rank = cx.graph.ty(node.outs[0]).rank();
+    match known_lead(cx, node, rank) {
+        Some(k) if k + 2 <= rank => pointwise(cx, node),
+        _ => Err("rows are mixed by a product"),
+    }
 }
 
 fn gemm(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
@@ -316,7 +426,7 @@ fn gemm(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let mut ins = vec![Some(Rows::Lead(1)), None];
     if node.ins.len() > 2 {
         ins.push(match c.map(|c| &cx.graph.ty(c).dims) {
-            Some(dims) if dims.len() == 2 && dims[0].same(cx.rows) == Same::Yes => {
+            Some(dims) if dims.len() == 2 && each(&dims[..1], cx.rows).is_some() => {
                 Some(Rows::Lead(1))
             }
             Some(dims) if !spans(dims, 2, 1) => return Err("the bias may be one a row"),
@@ -378,7 +488,7 @@ fn summed_to(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         });
     }
     let trailing = y.dims.len() == x.rank() && same_dims(&x.dims[..k], &y.dims[..k]);
-    if trailing && y.dims[k..].iter().all(|d| d.as_const().is_some()) {
+    if trailing && row_is_known(cx, node, 1, k).is_ok() {
         return Ok(Fit {
             ins: vec![Some(Rows::Lead(k)), None],
             outs: vec![Rows::Lead(k)],
@@ -491,7 +601,7 @@ fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 fn class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let grad = usize::from(is_class_loss_grad(node.op));
     let scores = node.ins[grad].ok_or("an operand is missing")?;
-    if lead(&cx.graph.ty(scores).dims, cx.rows) != Some(1) {
+    if lead_of_several(&cx.graph.ty(scores).dims, cx.rows) != Some(1) {
         return Err("its rows are others");
     }
     let one = Some(Rows::Lead(1));
@@ -525,15 +635,14 @@ fn each_class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> 
 
 fn expanded(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let out = &cx.graph.ty(node.outs[0]).dims;
-    let k = match (cx.known)(node.outs[0]) {
-        Some(Rows::Lead(k)) => k,
+    let x = node.ins[0].ok_or("an operand is missing")?;
+    let k = match ((cx.known)(node.outs[0]), (cx.known)(x)) {
+        (Some(Rows::Lead(k)), _) => k,
+        (_, Some(_)) => lead_of_several(out, cx.rows).ok_or("it takes rows apart")?,
         _ => lead(out, cx.rows).ok_or("it takes rows apart")?,
     };
-    let x = node.ins[0].ok_or("an operand is missing")?;
     let dims = &cx.graph.ty(x).dims;
-    if out[k..].iter().any(|d| d.as_const().is_none()) {
-        return Err("the shape of a row is not a constant");
-    }
+    row_is_known(cx, node, 1, k)?;
     let data = if dims.len() == out.len() && same_dims(&dims[..k], &out[..k]) {
         Some(Rows::Lead(k))
     } else if spans(dims, out.len(), k) {
@@ -550,10 +659,9 @@ fn expanded(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 fn one_hot(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let x = node.ins[0].ok_or("an operand is missing")?;
     let rank = cx.graph.ty(x).rank();
-    let axis = node.attrs.int("axis");
     let k = lead(&cx.graph.ty(x).dims, cx.rows).ok_or("its rows are others")?;
-    if k != rank || (axis != -1 && axis != rank as i64) {
-        return Err("classes are not the last axis");
+    if axis_of(node, rank + 1) < k {
+        return Err("classes lie before the rows");
     }
     Ok(Fit {
         ins: vec![Some(Rows::Lead(k)), None, None],

@@ -2,7 +2,7 @@
 use crate::support::torch;
 
 use ckpt_opt::runtime::executor::Program;
-use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::compile::{Compiled, Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::plan::Policy;
@@ -167,6 +167,131 @@ const FORMS: &[(&str, &str)] = &[
   %square = Mul %each, %each
   %total = ReduceMean %square {keepdims=0}",
     ),
+    (
+        "classes of pixels, with weights",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %total = SoftmaxCrossEntropyLoss %s, %labels, %weights {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "log-probabilities of pixels, with an entropy",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel
+  %p = LogSoftmax %s {axis=1}
+  %zero = Less %labels, %none
+  %safe = Where %zero, %none, %labels
+  %at = Unsqueeze %safe, %second
+  %hit = GatherElements %p, %at {axis=1}
+  %e = Exp %p
+  %pe = Mul %e, %p
+  %entropy = ReduceSum %pe, %second
+  %both = Add %hit, %entropy
+  %mean = ReduceMean %both {keepdims=0}
+  %total = Neg %mean",
+    ),
+    (
+        "shares of classes in each picture",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %p = Softmax %s {axis=1}
+  %hot = OneHot %labels, %eleven, %values
+  %hot_t = Transpose %hot {perm=[0, 2, 1]}
+  %own = Mul %p, %hot_t
+  %some = ReduceSum %own, %pixels {keepdims=0}
+  %all = ReduceSum %p, %pixels {keepdims=0}
+  %more = Add %all, %cap
+  %each = Div %some, %more
+  %total = ReduceMean %each {keepdims=0}",
+    ),
+    (
+        "shares of classes in all pictures",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %p = Softmax %s {axis=1}
+  %square = Mul %p, %p
+  %some = ReduceSum %square, %outer {keepdims=0}
+  %all = ReduceSum %p, %outer {keepdims=0}
+  %more = Add %all, %cap
+  %each = Div %some, %more
+  %total = ReduceMean %each {keepdims=0}",
+    ),
+    (
+        "independent classes of pixels, and the mean of all",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %p = Sigmoid %s
+  %log = Log %p
+  %total = ReduceMean %log {keepdims=0}",
+    ),
+    (
+        "neighbouring pixels mixed",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %window, %bias {pads=[1, 1]}
+  %total = SoftmaxCrossEntropyLoss %s, %labels, %weights {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "time steps before the batch, then a sum of paths",
+        "%z = MatMul %h, %w
+  %p = LogSoftmax %z {axis=-1}
+  %time = Transpose %p {perm=[1, 0, 2]}
+  %zero = Less %labels, %none
+  %safe = Where %zero, %none, %labels
+  %turned = Transpose %safe {perm=[1, 0]}
+  %at = Unsqueeze %turned, %last
+  %hit = GatherElements %time, %at {axis=-1}
+  %own = Squeeze %hit, %last
+  %paths = CumSum %own, %none
+  %each = ReduceLogSumExp %paths, %first {keepdims=0}
+  %mean = ReduceMean %each {keepdims=0}
+  %total = Neg %mean",
+    ),
+    (
+        "a mixture of probabilities",
+        "%pair = Concat %h, %x {axis=-1}
+  %split = Reshape %pair, %two
+  %z = MatMul %split, %w
+  %p = Softmax %z {axis=-1}
+  %mixed = ReduceMean %p, %third {keepdims=0}
+  %log = Log %mixed
+  %s = Reshape %log, %matrix
+  %l = Reshape %labels, %vector
+  %total = NegativeLogLikelihoodLoss %s, %l {reduction=\"mean\", ignore_index=-100}",
+    ),
+];
+
+/// Heads and losses of 3 examples with 5 tokens or pixels, of which each reads others of its example.
+const BY_EXAMPLE: &[(&str, &str)] = &[
+    (
+        "scores that are interpolated",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %left = Gather %s, %before {axis=2}
+  %right = Gather %s, %behind {axis=2}
+  %some = Mul %left, %small
+  %more = Add %some, %right
+  %some_labels = Concat %labels, %labels {axis=1}
+  %total = SoftmaxCrossEntropyLoss %more, %some_labels, %weights {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "scores that are multiplied with a matrix",
+        "%t = Transpose %h {perm=[0, 2, 1]}
+  %s = Conv %t, %kernel, %bias
+  %more = MatMul %s, %resize
+  %some_labels = Concat %labels, %labels {axis=1}
+  %total = SoftmaxCrossEntropyLoss %more, %some_labels {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "tokens that point at tokens",
+        "%q = MatMul %h, %w
+  %k = MatMul %x, %w
+  %kt = Transpose %k {perm=[0, 2, 1]}
+  %z = MatMul %q, %kt
+  %p = LogSoftmax %z {axis=-1}
+  %e = Exp %p
+  %pe = Mul %e, %p
+  %each = ReduceSum %pe, %last {keepdims=0}
+  %total = ReduceMean %each {keepdims=0}",
+    ),
 ];
 
 fn model(form: &str, sizes: &str) -> Graph {
@@ -175,6 +300,8 @@ fn model(form: &str, sizes: &str) -> Graph {
         all.join(", ")
     };
     let weights = list(44, &|i| ((i * 37 % 23) as f64 - 11.0) / 7.0);
+    let window = list(132, &|i| ((i * 41 % 23) as f64 - 11.0) / 17.0);
+    let resize = list(50, &|i| ((i * 29 % 31) as f64 - 9.0) / 19.0);
     let bias = list(11, &|i| (i as f64 - 5.0) / 9.0);
     let class = list(11, &|i| 0.5 + (i % 4) as f64);
     text::parse(&format!(
@@ -198,6 +325,18 @@ fn model(form: &str, sizes: &str) -> Graph {
   init %end : i64[1] = [9223372036854775807]
   init %second : i64[1] = [1]
   init %axes : i64[2] = [1, 2]
+  init %first : i64[1] = [0]
+  init %third : i64[1] = [2]
+  init %pixels : i64[1] = [2]
+  init %outer : i64[2] = [0, 2]
+  init %two : i64[4] = [0, 0, 2, 4]
+  init %eleven : i64[] = 11
+  init %values : f64[2] = [0, 1]
+  init %kernel : f64[11, 4, 1] = [{weights}]
+  init %before : i64[10] = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+  init %behind : i64[10] = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4]
+  init %resize : f64[5, 10] = [{resize}]
+  init %window : f64[11, 4, 3] = [{window}]
   %h = Mul %x, %scale
   {form}
 }}
@@ -206,27 +345,39 @@ fn model(form: &str, sizes: &str) -> Graph {
     .unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn training(form: &str, sizes: &str, tile: Tile) -> (Graph, Vec<(String, usize)>) {
-    let mut graph = model(form, sizes);
+fn request(graph: &Graph, tile: Tile, plan: Policy) -> Request {
     let mut request = Request {
         loss: Loss::Output("total".into()),
-        plan: Policy::NONE.into(),
+        plan: plan.into(),
         tile: Tiles {
             loss: tile,
             ..Tiles::default()
         },
         ..Request::default()
     };
-    request.selection.trainable = ["w", "tied", "bias", "scale"].map(String::from).to_vec();
+    request.selection.trainable = ["w", "tied", "bias", "scale", "kernel", "window"]
+        .map(String::from)
+        .to_vec();
     request.selection.trainable.retain(|name| {
         graph
             .find_value(name)
             .is_some_and(|v| !graph.value(v).uses().is_empty())
     });
-    let done = compile(&mut graph, &request, &mut Watch::default());
-    let done = done.unwrap_or_else(|e| panic!("{e}"));
+    request
+}
+
+fn training(form: &str, sizes: &str, tile: Tile) -> (Graph, Vec<(String, usize)>) {
+    let (graph, done) = compiled(form, sizes, tile);
     assert_eq!(done.warnings, Vec::<String>::new());
     (graph, done.tiled)
+}
+
+fn compiled(form: &str, sizes: &str, tile: Tile) -> (Graph, Compiled) {
+    let mut graph = model(form, sizes);
+    let request = request(&graph, tile, Policy::NONE);
+    let done = compile(&mut graph, &request, &mut Watch::default());
+    let done = done.unwrap_or_else(|e| panic!("{e}"));
+    (graph, done)
 }
 
 fn run(graph: &Graph, feed: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
@@ -315,6 +466,53 @@ fn parts_make_the_whole() {
                 compare(name, &whole, &parts, &some);
                 compare(name, &whole, &parts, &feed(batch, seq, |_| -100));
             }
+        }
+    }
+}
+
+#[test]
+fn examples_are_cut_where_tokens_of_an_example_are_mixed() {
+    let _turn = torch::alone();
+    let some = feed(3, 5, |i| {
+        if i % 5 == 3 {
+            -100
+        } else {
+            (i as i64 * 7) % CLASSES
+        }
+    });
+    for (name, form) in BY_EXAMPLE {
+        let (whole, _) = training(form, "3, 5", Tile::Off);
+        for n in [2, 3, 40] {
+            let (parts, tiled) = training(form, "3, 5", Tile::Chunks(n));
+            let counts: Vec<usize> = tiled.iter().map(|(_, count)| *count).collect();
+            assert_eq!(counts, [n.min(3)], "{name}");
+            compare(name, &whole, &parts, &some);
+        }
+        let (_, alone) = compiled(form, "1, 5", Tile::Chunks(2));
+        let said = &alone.warnings;
+        let why = ["one example only", "rows are mixed by a product"];
+        let is_said = said[0].contains("stay whole") && why.iter().any(|why| said[0].contains(why));
+        assert!(is_said, "{name}: {said:?}");
+    }
+}
+
+#[test]
+fn a_plan_changes_no_bit_and_peaks_where_predicted() {
+    let _turn = torch::alone();
+    let some = feed(3, 5, |i| (i as i64 * 7) % CLASSES);
+    let image = |(name, _): &&(&str, &str)| name.contains("pixel") || name.contains("picture");
+    for (name, form) in FORMS.iter().filter(image).chain(BY_EXAMPLE) {
+        let (kept, _) = training(form, "3, 5", Tile::Chunks(3));
+        let mut graph = model(form, "3, 5");
+        let request = request(&graph, Tile::Chunks(3), Policy::SELECTIVE);
+        let done = compile(&mut graph, &request, &mut Watch::default());
+        let plan = done.unwrap_or_else(|e| panic!("{e}")).planned.unwrap();
+        let program = Program::new(&graph).unwrap_or_else(|e| panic!("{e}"));
+        let ran = program.run(&some).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(ran.peak_bytes, plan.outcome.plan.after.peak_bytes, "{name}");
+        let unplanned = run(&kept, &some);
+        for (output, x) in ran.outputs {
+            assert!(x.equal(&unplanned[&output]), "{name}: {output}");
         }
     }
 }

@@ -309,9 +309,54 @@ def contrastive(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
 
 
+def picture(m: Model, h: Tensor) -> Tensor:
+    """Returns scores of classes for each pixel, with classes on axis 1, of pictures of one line."""
+    return F.conv2d(h.transpose(1, 2).unsqueeze(2), m.head.weight[:, :, None, None])
+
+
+def pixels(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(picture(m, h), y.unsqueeze(1), weight=m.class_weight)
+
+
+def neighbours(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Mixes neighbouring pixels."""
+    window = m.head.weight[:, :, None, None] * torch.tensor([0.5, 1.0, -0.5])
+    s = F.conv2d(h.transpose(1, 2).unsqueeze(2), window, padding=(0, 1))
+    return F.cross_entropy(s, y.unsqueeze(1))
+
+
+def dice(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    p = torch.softmax(picture(m, h), 1)
+    own = F.one_hot(y.clamp(min=0).unsqueeze(1), m.vocab).permute(0, 3, 1, 2).to(p.dtype)
+    return 1 - ((2 * (p * own).sum((2, 3)) + 1) / ((p + own).sum((2, 3)) + 1)).mean()
+
+
+def ctc(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """The recursion of CTC over three steps, for one label with blanks around it."""
+    p = torch.log_softmax(m.head(h), -1).transpose(0, 1)
+    label = y[:, :1].clamp(min=0)
+    path = torch.cat([torch.zeros_like(label), label, torch.zeros_like(label)], 1)
+    hit = p.gather(2, path.unsqueeze(0).expand(p.shape[0], -1, -1))
+    first = hit[:1].mean(0)
+    alpha = torch.cat([first[:, :2], torch.full_like(first[:, 2:], -30.0)], 1)
+    for step in (hit.mean(0), hit[-1]):
+        alpha = torch.logsumexp(torch.stack([alpha, F.pad(alpha[:, :-1], (1, 0), value=-30.0)]), 0) + step
+    return -torch.logsumexp(alpha[:, 1:], -1).mean()
+
+
+def mixture(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Two softmaxes for each token, mixed."""
+    p = torch.softmax(m.head(torch.stack([h, torch.tanh(2 * h)], 2)), -1)
+    share = torch.softmax(h[..., :2], -1).unsqueeze(-1)
+    return F.nll_loss(flat(torch.log((p * share).sum(2) + 1e-6)), y.reshape(-1))
+
+
 def scaled(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(flat(m.head(h)) / 0.7, y.reshape(-1))
 
+
+OF_WEIGHTS = ("dynamo", "file")
+"""The other exporter makes another parameter of a weight in another shape."""
 
 FORMS: dict[str, Form] = {
     "mean": Form(mean_ce),
@@ -349,6 +394,11 @@ FORMS: dict[str, Form] = {
     "hardest": Form(hardest),
     "top-k": Form(top_k),
     "contrastive": Form(contrastive, ignores=False),
+    "pixels": Form(pixels, exporters=OF_WEIGHTS),
+    "neighbours": Form(neighbours, exporters=("file",)),  # others fold weights times a constant
+    "dice": Form(dice, ignores=False, exporters=OF_WEIGHTS),
+    "ctc": Form(ctc, ignores=False),
+    "mixture": Form(mixture),
     "bf16": Form(mean_ce, half=True),
     "bf16-upcast": Form(upcast, half=True, bias=True),
     "bf16-shifted-tied": Form(shifted_labels, half=True, tied=True),

@@ -1,4 +1,4 @@
-"""Trains models of five architectures with twelve losses in chunks, and compares peaks, losses and gradients.
+"""Trains models of five architectures with losses in chunks, and compares peaks, losses and gradients.
 
     python tools loss_peaks --ckpt-opt BINARY [--only NAME,…] [--bodies decoder,…] [--exporters dynamo,file] [--keep FOLDER]
         [--results FILE.jsonl] [--page FILE.md]
@@ -29,7 +29,7 @@ from tools.lib import options, page, tolerance
 from tools.lib.compiler import Compiler, Refused, write_tensors
 from tools.oracle.loss_forms import FORMS, Case, Form, Model, reference
 
-LOSSES = "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation,dpo,orpo,kto,grpo,contrastive"
+LOSSES = "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation,dpo,orpo,kto,grpo,contrastive,pixels,ctc"
 EXPORTERS = ("dynamo", "file")
 VOCAB, WIDTH, BATCH, SEQ = 16384, 16, 16, 64
 """Losses of whole answers subtract sums over SEQ tokens: the more there are, the more of the difference is rounding."""

@@ -25,8 +25,26 @@ pub struct CutCx<'a, 'g> {
     pub fit: &'a Fit,
     /// The axes that the node reduces or slices, if it does.
     pub axes: Option<Vec<usize>>,
-    /// How many rows the parts have: an int64 vector of length 1.
+    /// How many elements the axes of the rows have in a part of the result: an int64 vector of length 1.
     pub count: ValueId,
+}
+
+impl CutCx<'_, '_> {
+    /// Sets the operand `slot` to the sizes of a part of the result, whose first `lead` axes are the rows. The operand lists
+    /// those of the whole.
+    fn list_sizes(&mut self, slot: usize, lead: usize) -> Result<()> {
+        let dims = self.out_types[0].dims.clone();
+        let is_constant = dims[lead..].iter().all(|d| d.as_const().is_some());
+        let row = match self.ins[slot] {
+            Some(all) if !is_constant => {
+                let bounds = [lead, dims.len()].map(|at| self.b.ints(&[at as i64]));
+                self.b.slice(all, bounds, 0)?
+            }
+            _ => self.b.ints(&row_dims(&dims[lead..])),
+        };
+        self.ins[slot] = Some(self.b.concat(&[self.count, row], 0)?);
+        Ok(())
+    }
 }
 
 /// The axes that `node` reduces or slices; `None` for other ops.
@@ -63,6 +81,12 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
             let trailing = cx.out_types[0].rank() - lead_out;
             whole_operands(&mut cx, trailing)?;
         }
+    } else if op.axes == BatchAxes::Product && cx.out_types[0].rank() >= lead_out + 2 {
+        // A product for each row.
+        let trailing = cx.out_types[0].rank() - lead_out;
+        if lead_out > 0 {
+            whole_operands(&mut cx, trailing)?;
+        }
     } else if op.axes == BatchAxes::Regrouped {
         let x = cx.ins[0].expect("I4: a layout op has an operand");
         let row = row_dims(&cx.out_types[0].dims[lead_out..]);
@@ -85,13 +109,10 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let (k, rank) = (lead_in(0), cx.in_types[0].as_ref().map_or(0, Ty::rank));
         let out = &cx.out_types[0].dims;
         let row = row_dims(&out[out.len() - out.len().min(rank - k)..]);
-        let row = cx.b.ints(&row);
-        let shape = if lead_out == 0 {
-            row
-        } else {
-            cx.b.concat(&[cx.count, row], 0)?
-        };
-        cx.ins[1] = Some(shape);
+        match lead_out {
+            0 => cx.ins[1] = Some(cx.b.ints(&row)),
+            _ => cx.list_sizes(1, lead_out)?,
+        }
     } else if let (BatchAxes::Sliced, Some(axes)) = (op.axes, &cx.axes) {
         let moved: Vec<i64> = axes.iter().map(|a| (a - lead_out + 1) as i64).collect();
         cx.ins[3] = Some(cx.b.ints(&moved));
@@ -110,19 +131,31 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.ins.truncate(1);
         let axes = cx.b.ints(&shifted);
         cx.ins.push(Some(axes));
-    } else if op.axes == BatchAxes::AlongAxis {
-        let axis = from_start(cx.attrs.int("axis"), cx.out_types[0].rank());
+    } else if op.axes == BatchAxes::AlongAxis
+        || op.axes == BatchAxes::OneHot
+        || JOINING.contains(&op)
+        || op == &GATHER
+        || op == &GATHER_GRAD
+    {
+        // Of a lookup, the axis of the data.
+        let rank = match op == &GATHER {
+            true => cx.in_types[0].as_ref().map_or(0, Ty::rank),
+            false => cx.out_types[0].rank(),
+        };
+        let axis = from_start(cx.attrs.int("axis"), rank);
         cx.attrs.set("axis", ((axis + 1 - lead_out) as i64).into());
+        if op == &GATHER_GRAD {
+            cx.list_sizes(0, lead_out)?;
+        }
+    } else if op == &CONV_INPUT_GRAD {
+        cx.list_sizes(2, lead_out)?;
     } else if op.axes == BatchAxes::Broadcast {
         let trailing = cx.out_types[0].rank() - lead_out;
         let shape = cx.ins[1].take();
         whole_operands(&mut cx, trailing)?;
         debug_assert!(shape.is_some(), "I4: Expand has a shape");
-        let row = row_dims(&cx.out_types[0].dims[lead_out..]);
-        let row = cx.b.ints(&row);
-        cx.ins[1] = Some(cx.b.concat(&[cx.count, row], 0)?);
-    } else if op.axes == BatchAxes::OneHot {
-        cx.attrs.set("axis", (-1).into());
+        cx.ins[1] = shape;
+        cx.list_sizes(1, lead_out)?;
     }
     cx.b.emit_n(op, cx.ins, cx.attrs, n_outs)
 }

@@ -26,7 +26,9 @@ use crate::ops::shape::{EXPAND, RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
 use crate::ops::softmax::LOG_SOFTMAX;
 use crate::ops::{Builder, EmitExt};
+use crate::transform::sizes::Sizes;
 use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// A region and its nodes as they were before any chunk was emitted.
 pub struct Snapshot<'r> {
@@ -97,6 +99,7 @@ pub fn emit(
         region,
         snapshot,
         flats: FxHashMap::default(),
+        sizes_of_rows: BTreeMap::new(),
         totals: FxHashMap::default(),
         shares: FxHashMap::default(),
         sums: FxHashMap::default(),
@@ -108,6 +111,7 @@ pub fn emit(
     let mut nodes = [Vec::new(), Vec::new()];
     let mut wide = Vec::new();
     let mut start = emitter.b.graph.order().len();
+    emitter.find_sizes()?;
     emitter.means()?;
     let cuts = emitter.cuts(snapshot.count)?;
     let mut chunks: Vec<Chunk> = cuts.iter().map(|_| Chunk::default()).collect();
@@ -167,6 +171,8 @@ struct Emitter<'r, 'g> {
     snapshot: &'r Snapshot<'r>,
     /// Values from outside with their rows as one axis.
     flats: FxHashMap<ValueId, ValueId>,
+    /// Numbers of elements for each row along an axis that are not 1.
+    sizes_of_rows: BTreeMap<Dim, ValueId>,
     /// The weight of all labels, for nodes that take the mean.
     totals: FxHashMap<NodeId, ValueId>,
     /// The cotangent of such a node, divided by its total.
@@ -241,8 +247,43 @@ impl Emitter<'_, '_> {
         let leads = |v: &&ValueId| matches!(self.region.classes[*v], Rows::Lead(_));
         let known = self.snapshot.inputs[0].iter().find(leads).copied();
         let v = known.ok_or_else(|| bug("no operand says how many rows there are"))?;
-        let v = self.flat(v)?;
-        self.sizes(v, 0, 1)
+        let flat = self.flat(v)?;
+        let size = self.sizes(flat, 0, 1)?;
+        match self.each(v) {
+            None => Ok(size),
+            Some(each) => self.plain(&DIV, &[size, each]),
+        }
+    }
+
+    /// Returns the number of elements for each row along the axes of an old value that hold the rows; `None` for one.
+    fn each(&self, v: ValueId) -> Option<ValueId> {
+        let each = self.region.each(self.b.graph, v)?;
+        self.sizes_of_rows.get(&each).copied()
+    }
+
+    /// Emits the sizes that [`Self::each`] returns.
+    fn find_sizes(&mut self) -> Result<()> {
+        let mut sizes = Sizes::of_inputs(self.b.graph);
+        let graph = &self.b.graph;
+        let values = self.region.classes.keys();
+        let each = values.filter_map(|v| self.region.each(graph, *v));
+        let mut each: Vec<Dim> = each.filter(|dim| !dim.is_one()).collect();
+        each.sort();
+        each.dedup();
+        for dim in each {
+            let size = sizes.build(self.b, false, std::slice::from_ref(&dim))?;
+            let size = size.ok_or_else(|| bug("a size is not known"))?;
+            self.sizes_of_rows.insert(dim, size);
+        }
+        Ok(())
+    }
+
+    /// Emits a number of rows times that of elements of an old value for each.
+    fn times(&mut self, rows: ValueId, v: ValueId) -> Result<ValueId> {
+        match self.each(v) {
+            None => Ok(rows),
+            Some(each) => self.b.mul(rows, each),
+        }
     }
 
     /// Returns first and last row of each chunk, as int64 vectors of length 1. With at least as many rows as chunks, no
@@ -320,17 +361,21 @@ impl Emitter<'_, '_> {
             }
             let axis = i64::from(self.region.classes[&v] == Rows::Last);
             let flat = self.flat(v)?;
+            let (from, to) = (self.times(start, v)?, self.times(end, v)?);
             let (axis, one) = (self.b.ints(&[axis]), self.b.ints(&[1]));
-            let slice = self.plain(&SLICE, &[flat, start, end, axis, one])?;
+            let slice = self.plain(&SLICE, &[flat, from, to, axis, one])?;
             now.insert(v, slice);
-            if count.is_none() && axis == self.b.ints(&[0]) {
+            if count.is_none() && self.each(v).is_none() && axis == self.b.ints(&[0]) {
                 *count = Some(match self.b.ty(slice).dims[0].as_const() {
                     Some(n) => self.b.ints(&[n]),
                     None => self.sizes(slice, 0, 1)?,
                 });
             }
         }
-        let count = count.ok_or_else(|| bug("no operand says how many rows a chunk has"))?;
+        let count = match *count {
+            Some(count) => count,
+            None => *count.insert(self.b.sub(end, start)?),
+        };
         for id in nodes {
             self.node(*id, now, count)?;
         }
@@ -359,7 +404,7 @@ impl Emitter<'_, '_> {
         let chunk_of = |v: ValueId| now.get(&v).copied().unwrap_or_else(|| self.own(v));
         let ins = node.ins.iter().map(|v| v.map(chunk_of));
         let mut ins: Vec<Option<ValueId>> = ins.collect();
-        if self.add_product(node.outs[0], &ins, count)? || self.biased(node.outs[0]).is_some() {
+        if self.add_product(node, &ins, count)? || self.biased(node.outs[0]).is_some() {
             return Ok(());
         }
         let outs = match self.losses(node, &ins)? {
@@ -388,6 +433,7 @@ impl Emitter<'_, '_> {
                 self.shares.insert(id, share);
             }
         }
+        let count = self.times(count, node.outs[0])?;
         let ty = |v: ValueId| self.b.ty(v).clone();
         let in_types = node.ins.iter().map(|v| v.map(ty)).collect();
         let out_types = node.outs.iter().map(|v| ty(*v)).collect();
@@ -443,8 +489,15 @@ impl Emitter<'_, '_> {
                 let classes = &self.region.classes;
                 let batch = match like(self.b.graph, &all, classes, &ty.dims[..k]) {
                     Some(v) => self.sizes(self.own(v), 0, k)?,
-                    None if k == 1 => self.n_rows()?,
-                    None => return Err(bug("no operand has the sizes of a result")),
+                    None if k == 1 => {
+                        let n = self.n_rows()?;
+                        self.times(n, old)?
+                    }
+                    None => {
+                        let mut sizes = Sizes::of_inputs(self.b.graph);
+                        let built = sizes.build(self.b, false, &ty.dims[..k])?;
+                        built.ok_or_else(|| bug("the sizes of a result are not known"))?
+                    }
                 };
                 let row = self.sizes(flat, 1, ty.rank() - k + 1)?;
                 self.b.emit(&CONCAT, &[batch, row], axis(0))?
@@ -491,7 +544,13 @@ impl Emitter<'_, '_> {
 
     /// Adds a product to its sum, and returns true where `v` is such a sum. The first product is the sum where its type
     /// is wide enough.
-    fn add_product(&mut self, v: ValueId, ins: &[Option<ValueId>], count: ValueId) -> Result<bool> {
+    fn add_product(
+        &mut self,
+        node: &Node,
+        ins: &[Option<ValueId>],
+        count: ValueId,
+    ) -> Result<bool> {
+        let v = node.outs[0];
         let Some(Summed { term, ty }) = self.products.get(&v).cloned() else {
             return Ok(false);
         };
@@ -509,6 +568,10 @@ impl Emitter<'_, '_> {
                 };
                 let one = self.b.scalar(self.b.ty(first).dtype, 1.0);
                 let width = self.b.ints(&[1]);
+                let x = node
+                    .operand(0)
+                    .ok_or_else(|| bug("a sum lacks an operand"))?;
+                let count = self.times(count, x)?;
                 let dims = self.b.emit(&CONCAT, &[count, width], axis(0))?;
                 let ones = self.plain(&EXPAND, &[one, dims])?;
                 (ones, rows, Attrs::new().with("transA", 1))

@@ -1,20 +1,21 @@
 //! Rewrites before autodiff that let rows stay rows from the head to the loss.
 //!
 //! In and out: `Typed`. Tokens that a loss drops are dropped before the head's product, not after it: a slice of scores is
-//! the product of a slice of the activations. If a model moves the classes behind the batch axis (`[N, C, …]`), because its
-//! loss op requires that, the pass keeps them last and merges all other axes into one. Both rewrites save work. Values change
-//! only by the rounding of a product with fewer rows.
+//! the product of a slice of the activations. If a model moves the classes before other axes (`[N, C, …]`), because its
+//! loss op requires that, the pass keeps them last ([`sink`]). Both rewrites save work. Values change only by the rounding of a
+//! product with fewer rows.
 //!
 //! A contrastive loss takes a softmax over each row and each column of a similarity matrix. The transpose is computed as a
 //! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole.
 
+use super::sink::{resume_at, sink, take_over};
 use crate::error::{Error, Result};
 use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
 use crate::ops::batch_axes::{FitCx, Rows, bare_product, class_scores, fit};
 use crate::ops::matmul::GEMM;
-use crate::ops::shape::{RESHAPE, SHAPE, TRANSPOSE};
+use crate::ops::shape::TRANSPOSE;
 use crate::ops::slice::SLICE;
 use crate::ops::{Builder, EmitExt};
 use crate::transform::dce::dce;
@@ -28,36 +29,44 @@ use rustc_hash::FxHashMap;
 /// See [`infer`].
 pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
     let mut replaced = FxHashMap::default();
-    let contents = infer(graph)?;
-    let order = graph.order().to_vec();
+    let mut contents = infer(graph)?;
+    let mut order = graph.order().to_vec();
     let slices: Vec<(NodeId, Vec<NodeId>)> = order
         .iter()
         .filter_map(|id| Some((*id, chain_before(graph, &contents, *id)?)))
-        .collect();
-    let losses: Vec<(NodeId, ValueId)> = order
-        .iter()
-        .filter_map(|id| Some((*id, scores_before_move(graph, *id)?)))
         .collect();
     let turned: Vec<(NodeId, Vec<NodeId>)> = order
         .iter()
         .filter_map(|id| Some((*id, product_before_turn(graph, *id)?)))
         .collect();
-    if slices.is_empty() && losses.is_empty() && turned.is_empty() {
-        return Ok(replaced);
+    if !slices.is_empty() || !turned.is_empty() {
+        let mut b = Builder::resume(graph, contents);
+        for (slice, chain) in slices {
+            replaced.extend([slice_first(&mut b, slice, &chain)?]);
+        }
+        for (turn, chain) in turned {
+            replaced.extend([turn_operands(&mut b, turn, &chain)?]);
+        }
+        settle_order(graph, &order)?;
+        contents = infer(graph)?;
+        order = graph.order().to_vec();
     }
-    let mut b = Builder::resume(graph, contents);
-    for (slice, chain) in slices {
-        replaced.extend([slice_first(&mut b, slice, &chain)?]);
+    let sunk = sink(graph, contents)?;
+    if graph.order().len() > order.len() {
+        settle_order(graph, &order)?;
     }
-    for (loss, scores) in losses {
-        replaced.extend([classes_last(&mut b, loss, scores)?]);
+    for new in replaced.values_mut() {
+        *new = sunk.get(new).copied().unwrap_or(*new);
     }
-    for (turn, chain) in turned {
-        replaced.extend([turn_operands(&mut b, turn, &chain)?]);
-    }
-    order_by_reads(graph, &order)?;
-    dce(graph);
+    replaced.extend(sunk);
     Ok(replaced)
+}
+
+/// Puts new nodes where they are first read, and removes those that nothing reads.
+fn settle_order(graph: &mut Graph, order: &[NodeId]) -> Result<()> {
+    order_by_reads(graph, order)?;
+    dce(graph);
+    Ok(())
 }
 
 /// Returns the nodes from a product that is wider than its operand to the data of a slice along other axes than the last,
@@ -194,15 +203,6 @@ fn turn_operands(b: &mut Builder, turn: NodeId, chain: &[NodeId]) -> Result<(Val
     Ok((node.outs[0], new))
 }
 
-/// Sets origin, role and prefix of new nodes to those of an old one, and returns a copy of it.
-fn resume_at(b: &mut Builder, id: NodeId) -> Node {
-    let node = b.graph.node(id).clone();
-    b.loc = node.loc.clone();
-    b.role = node.role;
-    b.prefix = format!("{}/early", node.name);
-    node
-}
-
 /// Emits a chain of nodes once more, the first with `new` in place of the operand `old`. Returns the result of the last.
 fn repeat(
     b: &mut Builder,
@@ -230,56 +230,4 @@ fn slice_first(b: &mut Builder, slice: NodeId, chain: &[NodeId]) -> Result<(Valu
     let new = repeat(b, chain, old, new)?;
     take_over(b, node.outs[0], new);
     Ok((node.outs[0], new))
-}
-
-/// Returns the scores of a loss over classes before their last axis was moved behind the first; `None` if it was not.
-fn scores_before_move(graph: &Graph, id: NodeId) -> Option<ValueId> {
-    let node = graph.node(id);
-    let scores = class_scores(node)?;
-    let (labels, rank) = (node.operand(1)?, graph.ty(scores).rank());
-    let mut rest = node.outs.iter().skip(1);
-    let is_read = |v: &ValueId| !graph.value(*v).uses().is_empty() || graph.is_output(*v);
-    if rank < 3 || graph.ty(labels).rank() + 1 != rank || rest.any(is_read) {
-        return None;
-    }
-    let maker = graph.node(graph.def_node(scores)?);
-    if maker.op != &TRANSPOSE || graph.value(scores).uses().len() != 1 || graph.is_output(scores) {
-        return None;
-    }
-    let perm = maker.attrs.opt_ints("perm")?;
-    let last = rank as i64 - 1;
-    let expected = [0, last].into_iter().chain(1..last);
-    if !perm.iter().copied().eq(expected) {
-        return None;
-    }
-    graph.ty(scores).dims[1].as_const().filter(|n| *n > 0)?;
-    maker.operand(0)
-}
-
-/// Replaces a loss by the same loss of `scores`, rows as one axis. Returns the old and the new value.
-fn classes_last(b: &mut Builder, loss: NodeId, scores: ValueId) -> Result<(ValueId, ValueId)> {
-    let node = resume_at(b, loss);
-    let classes = b.ty(scores).dims.last().and_then(Dim::as_const);
-    let (matrix, vector) = (b.ints(&[-1, classes.unwrap_or(-1)]), b.ints(&[-1]));
-    let labels = node.ins[1];
-    let mut ins = node.ins.clone();
-    ins[0] = Some(b.emit(&RESHAPE, &[scores, matrix], Attrs::new())?);
-    if let Some(v) = labels {
-        ins[1] = Some(b.emit(&RESHAPE, &[v, vector], Attrs::new())?);
-    }
-    let mut new = b.emit_n(node.op, ins, node.attrs.clone(), node.outs.len())?[0];
-    if let (Some(labels), "none") = (labels, node.attrs.str("reduction")) {
-        let shape = b.emit(&SHAPE, &[labels], Attrs::new())?;
-        new = b.emit(&RESHAPE, &[new, shape], Attrs::new())?;
-    }
-    take_over(b, node.outs[0], new);
-    Ok((node.outs[0], new))
-}
-
-/// Gives a value the readers and the name of another.
-fn take_over(b: &mut Builder, old: ValueId, new: ValueId) {
-    let name = b.graph.value(old).name.clone();
-    b.graph.rename_value(old, &format!("{name}/late"));
-    b.graph.rename_value(new, &name);
-    b.graph.replace_uses(old, new);
 }

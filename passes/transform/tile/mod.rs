@@ -15,11 +15,13 @@
 //! again ([`MUST_RECOMPUTE`]), at the price of one more product with the head.
 //!
 //! Works on any head whose ops treat rows alike (`ops/batch_axes.rs`): with bias, soft caps, label smoothing, masks, class
-//! weights, any reduction. Sums over chunks round differently from one sum.
+//! weights, any reduction. Rows are tokens or pixels, or examples where a loss mixes these. Sums over chunks round differently
+//! from one sum.
 
 mod chunks;
 pub mod early;
 pub mod region;
+mod sink;
 
 pub use region::{Refusal, Region};
 
@@ -31,6 +33,7 @@ use crate::ir::typing::Contents;
 use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::Builder;
 use crate::ops::batch_axes::class_scores;
+use crate::ops::softmax::LOG_SOFTMAX;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::append_after_operands;
@@ -183,6 +186,8 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         ..Tiled::default()
     };
     let mut refused = Vec::new();
+    // The sizes of chunks.
+    let mut cut: Vec<Dim> = Vec::new();
     let mut open: Vec<(usize, ValueId)> = scores.into_iter().chain(heads).enumerate().collect();
     while !open.is_empty() {
         let contents = Contents::known(graph)?;
@@ -199,10 +204,8 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                 later.push((i, scores));
                 continue;
             }
-            // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
-            let found = Region::around(graph, &contents, scores)
-                .or_else(|_| Region::chain(graph, &contents, scores));
-            let region = match found {
+            let classes = classes_axis(graph, scores);
+            let region = match Region::around(graph, &contents, scores, classes) {
                 Ok(region) => region,
                 // The cuts of this round may change that.
                 Err(_) if !regions.is_empty() => {
@@ -215,7 +218,8 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                     let node = node.unwrap_or_default();
                     let why = format!("scores `{name}` stay whole{node}: {}", refusal.why);
                     // A product may be no head at all; scores that a loss compares are one.
-                    if i < named || refused.is_empty() {
+                    let nothing_else = refused.is_empty() && tiled.regions.is_empty();
+                    if i < named || nothing_else {
                         refused.push((scores, why));
                     }
                     continue;
@@ -227,6 +231,8 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
             }
             let count = chunks(graph, &region);
             if count > 1 {
+                let all = graph.ty(scores).elements();
+                cut.push(all.div(&Dim::from(count as i64)));
                 region.all().for_each(|n| taken[*n] = true);
                 regions.push((region, count));
             }
@@ -240,8 +246,11 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         tiled.regions.extend(names.into_iter().zip(counts));
         open = later;
     }
-    // A later region may have contained scores that were refused.
-    refused.retain(|(scores, _)| graph.contains_value(*scores));
+    // A later region may have contained scores that were refused. Those that are no larger than a chunk of others may be whole.
+    refused.retain(|(scores, _)| {
+        let is_small = |chunk: &Dim| chunk.sub(&graph.ty(*scores).elements()).bounds().0 >= Some(0);
+        graph.contains_value(*scores) && !cut.iter().any(is_small)
+    });
     tiled.refused = refused.into_iter().map(|(_, why)| why).collect();
     Ok(tiled)
 }
@@ -260,12 +269,21 @@ pub fn tile_chains(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize)
     let mut taken: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
     for id in graph.order() {
         let node = graph.node(*id);
-        let expands = node.role == Role::Forward && expands(graph, node);
+        let expands = node.role == Role::Forward
+            && node.op.class != OpClass::Convolution
+            && expands(graph, node);
         if !expands || taken[*id] || heads.contains(&node.outs[0]) {
             continue;
         }
         tiled.found = true;
         let region = match Region::chain(graph, &contents, node.outs[0]) {
+            Ok(region) if !region.narrows(graph) => {
+                let wide = graph.describe(*id);
+                let line =
+                    format!("what {wide} makes stays whole: as much as that leaves the chain");
+                tiled.refused.push(line);
+                continue;
+            }
             Ok(region) => region,
             Err(refusal) => {
                 let node = refusal.node.unwrap_or(*id);
@@ -295,13 +313,47 @@ pub fn tile_chains(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize)
     Ok(tiled)
 }
 
-fn is_product(node: &Node) -> bool {
-    matches!(node.op.class, OpClass::Product | OpClass::BiasedProduct)
+/// Returns the axis of scores that is the classes: the last one, or the second where a loss over classes or a convolution has
+/// it there.
+fn classes_axis(graph: &Graph, scores: ValueId) -> usize {
+    let rank = graph.ty(scores).rank();
+    let maker = graph.def_node(scores).map(|id| graph.node(id));
+    let is_conv = maker.is_some_and(|node| node.op.class == OpClass::Convolution);
+    let mut readers = graph
+        .value(scores)
+        .uses()
+        .iter()
+        .map(|u| graph.node(u.node));
+    let named = readers.find(|node| class_scores(node) == Some(scores));
+    let axis = match named {
+        Some(node) if node.op == &LOG_SOFTMAX => node.attrs.int("axis"),
+        Some(_) => 1,
+        None if is_conv => 1,
+        None => -1,
+    };
+    let from_end = if axis < 0 { axis + rank as i64 } else { axis };
+    usize::try_from(from_end)
+        .unwrap_or(0)
+        .min(rank.saturating_sub(1))
 }
 
-/// Returns true for products whose result has wider rows than their first operand.
+fn is_product(node: &Node) -> bool {
+    matches!(
+        node.op.class,
+        OpClass::Product | OpClass::BiasedProduct | OpClass::Convolution
+    )
+}
+
+/// Returns true for products whose result has wider rows than their first operand, and for convolutions with more filters
+/// than channels.
 fn expands(graph: &Graph, node: &Node) -> bool {
-    let width = |v: ValueId| graph.ty(v).dims.last().and_then(Dim::as_const);
+    let width = |v: ValueId| {
+        let dims = &graph.ty(v).dims;
+        match node.op.class {
+            OpClass::Convolution => dims.get(1)?.as_const(),
+            _ => dims.last()?.as_const(),
+        }
+    };
     let widths = || Some((width(node.operand(0)?)?, width(node.outs[0])?));
     is_product(node) && widths().is_some_and(|(from, to)| to > from)
 }

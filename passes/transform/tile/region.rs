@@ -5,13 +5,16 @@
 //! node of a region treats rows alike or sums over them (`ops/batch_axes.rs`), so that chunks of the rows can pass through
 //! one after the other.
 //!
+//! Rows are all elements of the axes before the classes. Where a node mixes these, the last of the axes is no axis of rows but
+//! part of a row, and so on, until a row is an example of the batch.
+//!
 //! The backward pass of scores begins where their forward pass ends, so a chunk passes through both at once. In the middle
 //! of a model ([`Region::chain`]) all chunks pass through the forward nodes first. They pass through the backward nodes
 //! later, which read what the forward nodes made of the same chunk.
 
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
-use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, fit, lead};
+use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
+use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, each, fit, lead};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Nodes to be tiled together.
@@ -39,12 +42,32 @@ pub struct Refusal {
 }
 
 impl Region {
-    /// Returns the region around `scores`, whose last axis is the classes.
+    /// Returns the region around `scores`, whose axis `classes` is the classes: a chunk of rows passes forward and backward
+    /// at once where possible, or all chunks pass forward first.
     ///
     /// # Errors
     /// The first node that cannot be cut along rows.
-    pub fn around(graph: &Graph, contents: &Contents, scores: ValueId) -> Result<Region, Refusal> {
-        Region::search(graph, contents, scores, false)
+    pub fn around(
+        graph: &Graph,
+        contents: &Contents,
+        scores: ValueId,
+        classes: usize,
+    ) -> Result<Region, Refusal> {
+        let mut first = None;
+        for axes in (1..=classes).rev() {
+            let search = |is_chain| Region::search(graph, contents, scores, axes, is_chain);
+            // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
+            match search(false).or_else(|_| search(true)) {
+                Ok(region) => return Ok(region),
+                Err(refusal) => {
+                    first.get_or_insert(refusal);
+                }
+            }
+        }
+        Err(first.unwrap_or(Refusal {
+            node: None,
+            why: "there is one row only",
+        }))
     }
 
     /// Returns the region around `wide`, a value of the forward pass, with its backward nodes apart.
@@ -52,32 +75,39 @@ impl Region {
     /// # Errors
     /// The first node that cannot be cut along rows.
     pub fn chain(graph: &Graph, contents: &Contents, wide: ValueId) -> Result<Region, Refusal> {
-        Region::search(graph, contents, wide, true)
+        let axes = graph.ty(wide).rank().saturating_sub(1);
+        Region::search(graph, contents, wide, axes, true)
     }
 
+    /// Returns the region around `scores`, whose first `axes` axes are the rows.
     fn search(
         graph: &Graph,
         contents: &Contents,
         scores: ValueId,
+        axes: usize,
         is_chain: bool,
     ) -> Result<Region, Refusal> {
         let none = |why| Refusal { node: None, why };
         let dims = &graph.ty(scores).dims;
-        let Some((width, batch)) = dims.split_last() else {
-            return Err(none("the scores are a scalar"));
-        };
+        let (batch, row) = dims.split_at(axes.min(dims.len()));
+        let width = Dim::product(row);
         if width.is_one() {
             return Err(none("there is one class only"));
         }
         let rows = Dim::product(batch);
-        let Some(k) = lead(dims, &rows) else {
-            return Err(none("there is one row only"));
+        let Some(k) = lead(dims, &rows).filter(|_| !rows.is_one()) else {
+            return Err(none(match row.len() {
+                1 => "there is one row only",
+                _ => {
+                    "there is one example only, whose elements the loss or what makes the scores mixes"
+                }
+            }));
         };
         let mut search = Search {
             graph,
             contents,
             rows,
-            width: width.clone(),
+            width,
             is_chain,
             classes: FxHashMap::default(),
             fits: FxHashMap::default(),
@@ -113,19 +143,36 @@ impl Region {
     /// activations that the scores are made of.
     pub fn narrow_width(&self, graph: &Graph) -> i64 {
         let row = |v: ValueId| match self.classes[&v] {
-            Rows::Lead(k) => Dim::product(&graph.ty(v).dims[k..]).as_const(),
+            how @ Rows::Lead(_) => width(graph, v, how, &self.rows)?.as_const(),
             Rows::Last | Rows::Sum => None,
         };
         let inputs = self.inputs_with_rows(graph, &self.nodes).into_iter();
-        let width = self.width.as_const().unwrap_or(i64::MAX);
-        let narrow = inputs.filter_map(row).filter(|n| *n < width);
+        let most = self.width.as_const().unwrap_or(i64::MAX);
+        let narrow = inputs.filter_map(row).filter(|n| *n < most);
         narrow.max().unwrap_or(1)
     }
 
     /// Returns whether a row of a value in the region is at least as wide as one of the scores.
     pub fn is_wide(&self, graph: &Graph, v: ValueId) -> bool {
         let rows = self.classes.get(&v);
-        rows.is_some_and(|rows| is_wide(graph, v, *rows, &self.width))
+        rows.is_some_and(|rows| is_wide(graph, v, *rows, &self.rows, &self.width))
+    }
+
+    /// Returns whether a row of all that leaves the forward pass is narrower than one of the value that the region is around, as far as
+    /// sizes are constants.
+    pub fn narrows(&self, graph: &Graph) -> bool {
+        let row = |v: ValueId| {
+            let how = self.classes.get(&v)?;
+            width(graph, v, *how, &self.rows)?.as_const()
+        };
+        let leaving: Option<i64> = self.outputs(graph, &self.nodes).into_iter().map(row).sum();
+        let widths = leaving.zip(self.width.as_const());
+        widths.is_none_or(|(leaving, width)| leaving < width)
+    }
+
+    /// Returns the number of elements for each row along the axes of a value that hold the rows.
+    pub fn each(&self, graph: &Graph, v: ValueId) -> Option<Dim> {
+        elements(graph, v, *self.classes.get(&v)?, &self.rows)
     }
 
     /// Returns the values that `nodes` of the region make and nodes outside it read.
@@ -196,8 +243,14 @@ impl Search<'_> {
         }
         self.fits.insert(id, found);
         for (v, rows) in all {
+            let of_row = elements(self.graph, v, rows, &self.rows);
+            if rows != Rows::Sum && !of_row.is_some_and(|n| self.is_named(&n)) {
+                return Err(refused(
+                    "the number of elements for each row is not known before the step",
+                ));
+            }
             match self.classes.insert(v, rows) {
-                None if is_wide(self.graph, v, rows, &self.width) => self.touch(v)?,
+                None if is_wide(self.graph, v, rows, &self.rows, &self.width) => self.touch(v)?,
                 Some(before) if before != rows => {
                     return Err(refused("rows lie in one value in two ways"));
                 }
@@ -205,6 +258,15 @@ impl Search<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns true for sizes that follow from those of the graph's inputs.
+    fn is_named(&self, dim: &Dim) -> bool {
+        let inputs = self.graph.inputs().iter();
+        let sizes: Vec<&Dim> = inputs.flat_map(|v| &self.graph.ty(*v).dims).collect();
+        let is_input = |atom: &Atom| sizes.iter().any(|dim| dim.as_atom() == Some(atom));
+        let mut factors = dim.terms().into_iter().flat_map(|(factors, _)| factors);
+        factors.all(|atom| is_input(&atom))
     }
 
     /// Adds all queued nodes, then the nodes on paths between nodes of the region, until there are none.
@@ -285,17 +347,34 @@ impl Search<'_> {
     }
 }
 
-/// Returns whether a row is at least as wide as `width`, as far as sizes with names tell.
-fn is_wide(graph: &Graph, v: ValueId, rows: Rows, width: &Dim) -> bool {
+/// Returns the number of elements for each row along the axes of a value that hold the rows.
+fn elements(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
     let dims = &graph.ty(v).dims;
-    let row = match rows {
+    match how {
+        Rows::Lead(k) => each(&dims[..k], rows),
+        Rows::Last => each(&dims[1..], rows),
+        Rows::Sum => None,
+    }
+}
+
+/// Returns the number of elements in a row of a value.
+fn width(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
+    let dims = &graph.ty(v).dims;
+    let rest = match how {
         Rows::Lead(k) => Dim::product(&dims[k..]),
-        Rows::Last => dims[0].clone(),
-        Rows::Sum => return false,
+        Rows::Last | Rows::Sum => dims.first()?.clone(),
     };
-    match (row.as_const(), width.as_const()) {
-        (Some(row), Some(width)) => row >= width,
-        _ => row.same(width) == Same::Yes,
+    Some(elements(graph, v, how, rows)?.mul(&rest))
+}
+
+/// Returns whether a row is at least as wide as `most`, as far as sizes with names tell.
+fn is_wide(graph: &Graph, v: ValueId, how: Rows, rows: &Dim, most: &Dim) -> bool {
+    let Some(row) = width(graph, v, how, rows) else {
+        return false;
+    };
+    match (row.as_const(), most.as_const()) {
+        (Some(row), Some(most)) => row >= most,
+        _ => row.same(most) == Same::Yes,
     }
 }
 
