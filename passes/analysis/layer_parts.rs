@@ -55,7 +55,7 @@ struct Block {
     read_whole: BTreeSet<ValueId>,
     nodes: BTreeSet<NodeId>,
     sizes: BTreeMap<NodeId, (usize, Vec<usize>)>,
-    /// A size of which the last ranks may have fewer indices, with zeros after them.
+    /// A size of which the last ranks may have fewer indices, with copies of the last one after them.
     padded: Option<i64>,
 }
 
@@ -247,7 +247,7 @@ impl Search<'_> {
         }
     }
 
-    /// Checks that every rank gets as much of a value, or that zeros may fill up what it has.
+    /// Checks that every rank gets as much of a value, or that copies may fill up what it has.
     fn check(&self, value: ValueId, part: &Part, block: &Block) -> std::result::Result<(), String> {
         let dims = &self.cx.graph.ty(value).dims;
         let size = dims.get(part.axis).and_then(|d| d.as_const());
@@ -255,10 +255,12 @@ impl Search<'_> {
             return Err(self.of(value, "has another size than its part"));
         }
         // The last rank has an index of its own, too.
-        let may_pad = block
-            .padded
-            .is_some_and(|n| part.pieces == [n] && slice_of(n, self.ranks, self.ranks - 1).1 > 0);
-        match part.is_even(self.ranks) || may_pad {
+        let has_own = |n: i64| slice_of(n, self.ranks, self.ranks - 1).1 > 0;
+        let is_shared = match block.padded {
+            Some(n) if n % self.ranks != 0 => part.pieces == [n] && has_own(n),
+            _ => part.is_even(self.ranks),
+        };
+        match is_shared {
             true => Ok(()),
             false => {
                 let pieces: Vec<String> = part.pieces.iter().map(i64::to_string).collect();

@@ -87,7 +87,8 @@ pub fn slice_of(elements: i64, ranks: i64, rank: i64) -> (i64, i64) {
 
 /// Which part of a tensor each rank has: the axis consists of pieces, and of each of them the next share of indices goes to the
 /// next rank. More than one piece is where a layer has, for example, queries, keys and values side by side in one weight. Of a
-/// piece that ranks cannot share evenly, the last ranks have fewer indices, and their parts have zeros at the end.
+/// piece that ranks cannot share evenly, the last ranks have fewer indices, and copies of their last one after them: as a weight,
+/// zeros could become NaN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The axis.
@@ -405,7 +406,7 @@ pub static OWN_PART: OpDef = OpDef {
 };
 
 /// Where indices of an axis lie in the rank's own part of it, which is one stretch: the index there, and whether it is the rank's own. For
-/// an index of another rank the first is 0. With `ignore_index` the indices are labels, and a label of that number is no rank's own;
+/// an index of another rank the first is 0. With `ignore_index` the indices are labels, and one of that number may be no class;
 /// otherwise an index below 0 counts from the end, as in ONNX.
 pub static OWN_INDICES: OpDef = OpDef {
     attrs: &[

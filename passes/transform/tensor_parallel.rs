@@ -122,19 +122,14 @@ pub fn share_layers(
         }
     }
     for id in &found.sums {
-        instead_of(&mut b, *id, |b, out| sum_of(b, *id, out, ranks))?;
+        instead_of(&mut b, seeds, *id, |b, out| sum_of(b, *id, out, ranks))?;
     }
     for (id, part) in &lookups {
-        instead_of(&mut b, *id, |b, out| {
-            shared_lookup(b, *id, out, part, ranks)
-        })?;
+        let emit = |b: &mut Builder, out| shared_lookup(b, *id, out, part, ranks);
+        instead_of(&mut b, seeds, *id, emit)?;
     }
     for (id, part) in &losses {
-        let whole = b.graph.node(*id).outs[0];
-        let loss = instead_of(&mut b, *id, |b, _| shared_loss(b, *id, part, ranks))?;
-        for seed in seeds.iter_mut().filter(|seed| seed.value == whole) {
-            seed.value = loss;
-        }
+        instead_of(&mut b, seeds, *id, |b, _| shared_loss(b, *id, part, ranks))?;
     }
     graph.remove_nodes(&|id| found.losses.contains(&id));
     let old: Vec<NodeId> = old
@@ -248,13 +243,13 @@ fn take_part(
     Ok(input)
 }
 
-/// Emits something instead of a node's first result, which `emit` may read, and has readers and outputs of the graph read it. It takes over the
-/// name.
+/// Emits something instead of a node's first result, which `emit` may read. It takes over readers, outputs of the graph, seeds and name.
 fn instead_of(
     b: &mut Builder,
+    seeds: &mut [Seed],
     id: NodeId,
     emit: impl FnOnce(&mut Builder, ValueId) -> Result<ValueId>,
-) -> Result<ValueId> {
+) -> Result<()> {
     let node = b.graph.node(id);
     let out = node.outs[0];
     (b.prefix, b.loc, b.role) = (node.name.clone(), node.loc.clone(), node.role);
@@ -269,7 +264,10 @@ fn instead_of(
     b.graph.set_outputs(outputs);
     b.graph.rename_value(out, &format!("{name}/own"));
     b.graph.rename_value(new, &name);
-    Ok(new)
+    for seed in seeds.iter_mut().filter(|seed| seed.value == out) {
+        seed.value = new;
+    }
+    Ok(())
 }
 
 /// Emits the sum of a product over ranks; its bias is added to the sum.
@@ -369,4 +367,29 @@ fn shared_loss(b: &mut Builder, id: NodeId, part: &Part, ranks: u32) -> Result<V
         loss = b.div(loss, total)?;
     }
     b.cast(loss, dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+    use crate::transform::infer::infer;
+
+    /// The backward pass starts from what is the same on all ranks, also where that is a lookup.
+    #[test]
+    fn seeds_follow_what_was_replaced() {
+        let source = "graph @g imported (%t: i64[b]) -> (%x) {\n  init %w : f32[9, 4] = splat 0.5\n  %x = Gather %w, %t\n}\n";
+        let mut graph = text::parse(source).unwrap();
+        infer(&mut graph).unwrap();
+        let weight = graph.find_value("w").unwrap();
+        let value = graph.outputs()[0];
+        let mut seeds = [Seed {
+            value,
+            cotangent: None,
+        }];
+        share_layers(&mut graph, &mut seeds, &[weight], &mut [weight], 2).unwrap();
+        assert_eq!(graph.outputs(), [seeds[0].value]);
+        let maker = graph.def_node(seeds[0].value).unwrap();
+        assert_eq!(graph.node(maker).op, &ALL_REDUCE);
+    }
 }

@@ -117,7 +117,9 @@ fn own_part(whole: &Tensor, graph: &Graph, of: &OwnPart, at: Coordinates) -> Ten
             let (from, len) = (begin + from as usize, len as usize);
             bytes.extend(all.get(from * row..(from + len) * row).unwrap_or_default());
         }
-        bytes.resize((block + 1) * own_size * row, 0);
+        while bytes.len() < (block + 1) * own_size * row {
+            bytes.extend_from_within(bytes.len() - row..);
+        }
     }
     let mut own: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
     own[axis] = own_size as u64;

@@ -472,3 +472,48 @@ fn the_loss_of_shared_classes_is_the_loss() {
         }
     }
 }
+
+/// The second rank has two of five classes, and a place for a third: what is there counts nothing, and where all of its classes are excluded
+/// no gradient is NaN.
+#[test]
+fn padding_and_excluded_classes_count_nothing() {
+    let _turn = torch::alone();
+    let of = "{group=\"tp\", ranks=2, size=5}";
+    let source = format!(
+        "graph @g imported (%s: f32[2, 3], %l: i64[2], %a: f32[2], %b: f32[2]) -> (%sums, %own, %d) {{\n  \
+         %sums, %own = ClassTerms %s, %l {of}\n  %d = ClassTermsGrad %a, %b, %s, %l {of}\n}}\n"
+    );
+    let mut graph = text::parse(&source).unwrap();
+    infer(&mut graph).unwrap();
+    Coordinates::of(&graph, (1, 2)).unwrap().play();
+    let floats =
+        |dims: &[u64], numbers: &[f64]| Tensor::rounded(DType::F32, dims, numbers.iter().copied());
+    let none = f64::NEG_INFINITY;
+    let labels = Tensor::new(DType::I64, [2], [1i64, 0].map(i64::to_le_bytes).concat());
+    let inputs = [
+        ("s", floats(&[2, 3], &[1.0, 2.0, 100.0, none, none, 5.0])),
+        ("l", labels),
+        ("a", floats(&[2], &[2.0, 0.0])),
+        ("b", floats(&[2], &[-1.0, 0.0])),
+    ];
+    let inputs = inputs.map(|(name, tensor)| (name.to_string(), tensor));
+    let run = session(&graph).run(&inputs.into_iter().collect()).unwrap();
+    let numbers = |name: &str| -> Vec<f64> {
+        let tensor = &run.outputs[name];
+        (0..tensor.elements() as usize)
+            .map(|i| tensor.get_f64(i).unwrap())
+            .collect()
+    };
+    let sum = 1f64.exp() + 2f64.exp();
+    let sums = numbers("sums");
+    assert!(
+        (sums[0] - sum.ln()).abs() < 1e-6 && sums[1] < -3e38,
+        "{sums:?}"
+    );
+    assert_eq!(numbers("own"), [2.0, none]);
+    let [first, second] = [1.0, 2.0].map(|x: f64| 2.0 * x.exp() / sum);
+    let expected = [first, second - 1.0, 0.0, 0.0, 0.0, 0.0];
+    for (x, y) in numbers("d").iter().zip(expected) {
+        assert!((x - y).abs() < 1e-6, "{:?}", numbers("d"));
+    }
+}

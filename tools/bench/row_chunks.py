@@ -1,12 +1,12 @@
 """Compares the time of steps with parts of the model in chunks of rows with that of the same steps without.
 
     python tools row_chunks --ckpt-opt BINARY [--model llama_small] [--batch 2] [--seq 512] [--chunks 4] [--policy full]
-        [--rounds 7] [--steps 3] [--threads 2] [--limit 1.03] [--page FILE.md]
+        [--rounds 7] [--steps 3] [--limit 1.03] [--page FILE.md]
 
-An exported model with random weights is compiled, always with the same recomputation policy. In each round, `--steps` steps of every
-variant run, one variant after the other: whole, the MLPs in chunks (`--tile-mlp`), head and loss in chunks (`--tile-loss`), and
-both. A run counts with its median step. Printed are the peak with parameters and inputs, the median time, and the ratio to the
-whole step within rounds: the median, the least and the largest.
+An exported model with random weights is compiled, always with the same recomputation policy. In each round every variant runs, one
+after the other: whole, the MLPs in chunks (`--tile-mlp`), head and loss in chunks (`--tile-loss`), and both. A variant runs on one
+thread with one step and with `--steps` more; the difference of the processors' times counts. Printed are the peak with parameters and
+inputs, the median time of a step, and the ratio to the whole step within rounds: the median, the least and the largest.
 
 Exit code 1 if a measured peak differs from the predicted one, or a median ratio is above `--limit` (1.03). Needs
 tools/requirements-torch.txt.
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from tools.lib import models, options, page
-from tools.lib.compiler import Compiler
+from tools.lib.compiler import Compiler, children_cpu_s
 
 WHOLE = "whole"
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--model", default="llama_small", choices=models.MODELS)
     parser.add_argument("--policy", default="full")
     parser.add_argument("--limit", type=float, default=1.03)
-    options.add_counts(parser, batch=2, seq=512, chunks=4, rounds=7, steps=3, threads=2)
+    options.add_counts(parser, batch=2, seq=512, chunks=4, rounds=7, steps=3)
     options.add_page(parser)
     given = parser.parse_args()
     compiler = Compiler(given.ckpt_opt)
@@ -39,7 +39,7 @@ def main() -> int:
     variants = {WHOLE: (), "MLPs": mlp, "head and loss": loss, "both": (*mlp, *loss)}
     about = f"{given.model}, {given.batch} x {given.seq} tokens, {given.chunks} chunks, --policy {given.policy}"
     lines = [
-        page.head(about, given.threads, page.load()),
+        page.head(about, 1, page.load()),
         "",
         "| in chunks | peak, MiB | step, ms | time over the whole step: median, least, largest |",
         "|---|--:|--:|--:|",
@@ -56,9 +56,13 @@ def main() -> int:
             compiler.call(source, "-o", graph(folder, name), *asked, *sizes, *cut)
         for _ in range(given.rounds):
             for name, spent in times.items():
-                counts = ("--steps", str(given.steps), "--threads", str(given.threads))
-                ran = compiler.call_json("run", graph(folder, name), "--seed", "1", *counts)
-                spent.append(ran["step_time_us"])
+                cpu_s = []
+                for steps in (1, 1 + given.steps):
+                    begun = children_cpu_s()
+                    counts = ("--steps", str(steps), "--threads", "1")
+                    ran = compiler.call_json("run", graph(folder, name), "--seed", "1", *counts)
+                    cpu_s.append(children_cpu_s() - begun)
+                spent.append((cpu_s[1] - cpu_s[0]) / given.steps)
                 peaks[name] = ran["measured_peak_bytes"]
                 if ran["measured_peak_bytes"] != ran["predicted_peak_bytes"]:
                     wrong.append(f"{name}: {ran['predicted_peak_bytes']} bytes predicted, {peaks[name]} measured")
@@ -67,7 +71,7 @@ def main() -> int:
         middle = statistics.median(ratios)
         if middle > given.limit:
             wrong.append(f"{name}: {middle:.3f} times the whole step")
-        cells = (name, f"{peaks[name] / 2**20:.1f}", f"{statistics.median(spent) / 1e3:.0f}")
+        cells = (name, f"{peaks[name] / 2**20:.1f}", f"{statistics.median(spent) * 1e3:.0f}")
         lines.append(f"| {' | '.join(cells)} | {middle:.3f}, {min(ratios):.3f}, {max(ratios):.3f} |")
     print(*lines, sep="\n")
     return page.finish("Rows in chunks", lines, [], list(dict.fromkeys(wrong)), given.page)

@@ -2,7 +2,7 @@
 //!
 //! At the fullest step a value is dropped that is next read later. The op that makes it runs again right before that read, and
 //! before it the makers of those operands that have no room to stay until then. The value is chosen that costs least for each
-//! byte the step is short of, but for some noise.
+//! byte that it frees there; random factors vary the choice.
 
 use super::compact::{Dag, NONE};
 use super::incremental_liveness::Events;
@@ -124,7 +124,7 @@ pub fn evict(
             let bytes = dag.size[v as usize].min(live[step] - cap) as f64 * noise;
             let most = best.as_ref().map_or(f64::INFINITY, |best| best.0) * bytes;
             // A value whose first run is still to come has no event before the step.
-            if at > 0 && drop.find(v, slot, most) {
+            if at > 0 && bytes > 0.0 && drop.find(v, slot, most) {
                 best = Some((drop.cost / bytes, slot, drop.repeats.clone()));
             }
         }

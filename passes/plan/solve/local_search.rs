@@ -60,9 +60,10 @@ const STREAMS: u64 = 4;
 /// How many more go on from the best of them where the gap is wide even then ([`Search::anneal`]).
 const ANNEALED: u64 = 2;
 
-/// The share of what a plan costs above running every op once that an annealed search may lose at first; it falls to nothing. How
-/// much dearer repeats count at most that it takes out.
+/// The share of what a plan costs above running every op once that an annealed search may lose at first; it falls to nothing.
 const HEAT: f64 = 0.1;
+
+/// Up to how many times their weight the repeats that it takes out count while others are chosen.
 const SHUNNED: f64 = 3.0;
 
 /// Most neighbouring repeats that are taken out at once, in searches and in annealed ones.

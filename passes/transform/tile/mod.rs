@@ -280,7 +280,7 @@ pub fn tile_chains(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize)
             Ok(region) if !region.narrows(graph) => {
                 let wide = graph.describe(*id);
                 let line =
-                    format!("what {wide} makes stays whole: as much as that leaves the chain");
+                    format!("what {wide} makes stays whole: what is read of it later is as large");
                 tiled.refused.push(line);
                 continue;
             }

@@ -289,6 +289,21 @@ impl Search<'_> {
                 self.include(id)?;
             }
         }
+        // What a node reads whole must not have got rows since.
+        for id in order.iter().filter(|id| self.fits.contains_key(id)) {
+            let node = self.graph.node(*id);
+            let ins = || node.ins.iter().copied().zip(&self.fits[id].ins);
+            let is_whole = |v: ValueId| ins().all(|(w, rows)| w != Some(v) || rows.is_none());
+            if node
+                .operands()
+                .any(|v| self.classes.contains_key(&v) && is_whole(v))
+            {
+                return Err(Refusal {
+                    node: Some(*id),
+                    why: "it reads rows as if they were none",
+                });
+            }
+        }
         let inside = |id: &NodeId| self.fits.contains_key(id);
         let all = order.iter().copied().filter(inside);
         let later = |id: &NodeId| self.is_chain && self.is_backward(*id);

@@ -18,6 +18,7 @@ use crate::ops::batch_axes::own_axes;
 use crate::ops::conv::CONV;
 use crate::ops::matmul::MATMUL;
 use crate::ops::reduce::REDUCE_MEAN;
+use crate::ops::rule::compute_type;
 use crate::ops::shape::{IDENTITY, RESHAPE, SHAPE, TRANSPOSE};
 use crate::ops::{Builder, EmitExt};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -238,7 +239,9 @@ impl Sink<'_, '_> {
                 let last = x.perm.len() - 1;
                 let has_classes = axes.iter().any(|a| x.perm[*a] == last)
                     && self.widths.contains(&self.b.ty(x.from).dims[last]);
-                if node.op == &REDUCE_MEAN && has_classes && axes.len() > 1 {
+                let dtype = self.b.dtype(x.from);
+                let is_wide = dtype == compute_type(dtype);
+                if node.op == &REDUCE_MEAN && has_classes && axes.len() > 1 && is_wide {
                     // The mean of rows, of which the mean over the classes is narrow.
                     let classes = self.b.ints(&[last as i64]);
                     x.from = self

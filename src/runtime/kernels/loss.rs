@@ -202,8 +202,11 @@ fn own_classes(cx: &KernelCx, scores: &Tensor) -> Result<i64> {
     }
 }
 
-/// Has the scores after so many classes count nothing.
-fn leave_out_after(scores: &Tensor, classes: i64) -> Result<()> {
+/// Overwrites scores so that the padding after so many classes counts nothing. Scores of minus infinity become the smallest number: their softmax
+/// is the same, but where a rank has no others it would be NaN.
+fn prepare_own(scores: &Tensor, classes: i64) -> Result<()> {
+    let least = scalar(scores.kind(), f64::from(f32::MIN))?;
+    write("aten::clamp_min_.Tensor", args![scores, &least])?;
     let more = scores.size()[1] - classes;
     if more == 0 {
         return Ok(());
@@ -226,15 +229,17 @@ fn class_terms(cx: &KernelCx) -> Result<Vec<Tensor>> {
     dims[0] = rows_at_once(cx.device, &scores.size());
     let places = empty(&dims, Kind::Int64, labels.device())?;
     let logs = empty(&dims, kind, labels.device())?;
-    let own_classes = own_classes(cx, scores)?;
+    let (own_classes, is_shared) = (own_classes(cx, scores)?, cx.attrs.int(SIZE) != 0);
     for_blocks(cx, scores, |at, wide| {
-        leave_out_after(wide, own_classes)?;
         let count = wide.size()[0];
         let [sums, own] = [0, 1].map(|i: usize| rows(&outs[i].unsqueeze(1), at, count));
         let [sums, own] = [sums?, own?];
         let [places, logs] = [rows(&places, 0, count)?, rows(&logs, 0, count)?];
         let labels = rows(&labels, at, count)?;
         write("aten::gather.out", args![wide, 1, &labels, false, &own])?;
+        if is_shared {
+            prepare_own(wide, own_classes)?;
+        }
         // The largest score less its log-softmax: both are exact where others would cancel.
         write("aten::max.dim_max", args![wide, 1, true, &sums, &places])?;
         normalize("aten::_log_softmax.out", wide)?;
@@ -249,7 +254,7 @@ fn class_terms_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(2)?;
     let at = labels(cx, 3)?.unsqueeze(1);
     let [by, own] = [dense(cx.x(0)?)?.unsqueeze(1), dense(cx.x(1)?)?.unsqueeze(1)];
-    let own_classes = own_classes(cx, x)?;
+    let (own_classes, is_shared) = (own_classes(cx, x)?, cx.attrs.int(SIZE) != 0);
     let finish = |probabilities: &Tensor, at: &Tensor, by: &Tensor, own: &Tensor| {
         write("aten::mul_.Tensor", args![probabilities, by])?;
         write_apart("aten::scatter_add_", args![probabilities, 1, at, own])
@@ -257,11 +262,11 @@ fn class_terms_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if x.kind() == compute_kind(x.kind()) {
         let scores = dense(x)?;
         let out = cx.result_like(&scores)?;
-        if own_classes < x.size()[1] {
+        if is_shared {
             if cx.overwrites.is_none() {
                 copy_into(&out, &scores)?;
             }
-            leave_out_after(&out, own_classes)?;
+            prepare_own(&out, own_classes)?;
             normalize("aten::_softmax.out", &out)?;
         } else {
             write("aten::_softmax.out", args![&scores, 1, false, &out])?;
@@ -274,7 +279,9 @@ fn class_terms_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Ok(vec![out]);
     }
     for_blocks(cx, x, |first, wide| {
-        leave_out_after(wide, own_classes)?;
+        if is_shared {
+            prepare_own(wide, own_classes)?;
+        }
         normalize("aten::_softmax.out", wide)?;
         let count = wide.size()[0];
         let own_rows = |x: &Tensor| rows(x, first, count);
