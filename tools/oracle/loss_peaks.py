@@ -29,7 +29,9 @@ from tools.lib import options, page, tolerance
 from tools.lib.compiler import Compiler, Refused, write_tensors
 from tools.oracle.loss_forms import FORMS, Case, Form, Model, reference
 
-LOSSES = "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation,dpo,orpo,kto,grpo,contrastive,pixels,ctc"
+LOSSES = (
+    "mean,softcap,smoothing-by-hand,z-loss,class-weights,focal,distillation,dpo,orpo,kto,grpo,contrastive,pixels,ctc"
+)
 EXPORTERS = ("dynamo", "file")
 VOCAB, WIDTH, BATCH, SEQ = 16384, 16, 16, 64
 """Losses of whole answers subtract sums over SEQ tokens: the more there are, the more of the difference is rounding."""
