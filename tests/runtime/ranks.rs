@@ -480,8 +480,8 @@ fn padding_and_excluded_classes_count_nothing() {
     let _turn = torch::alone();
     let of = "{group=\"tp\", ranks=2, size=5}";
     let source = format!(
-        "graph @g imported (%s: f32[2, 3], %l: i64[2], %a: f32[2], %b: f32[2]) -> (%sums, %own, %d) {{\n  \
-         %sums, %own = ClassTerms %s, %l {of}\n  %d = ClassTermsGrad %a, %b, %s, %l {of}\n}}\n"
+        "graph @g imported (%s: f32[2, 3], %l: i64[2], %a: f32[2], %b: f32[2]) -> (%sums, %own, %d, %at) {{\n  \
+         %sums, %own = ClassTerms %s, %l {of}\n  %d = ClassTermsGrad %a, %b, %s, %l {of}\n  %at, %is_own = OwnIndices %l {of}\n}}\n"
     );
     let mut graph = text::parse(&source).unwrap();
     infer(&mut graph).unwrap();
