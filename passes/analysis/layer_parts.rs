@@ -108,19 +108,13 @@ impl Search<'_> {
         self.checked(block)
     }
 
-    /// Returns the block of a lookup of rows that an input selects.
+    /// Returns the block of a lookup whose indices are an input of the graph.
     fn lookup(&self, id: NodeId) -> std::result::Result<Block, String> {
         let graph = self.cx.graph;
         let node = graph.node(id);
         let operands = node.operand(0).zip(node.operand(1));
-        let (table, mut indices) = operands.ok_or("an operand is missing")?;
-        while let Some(maker) = graph.def_node(indices).map(|id| graph.node(id)) {
-            match maker.operand(0) {
-                Some(x) if maker.op.is_layout() || maker.op.class == OpClass::Cast => indices = x,
-                _ => return Err("no input selects its rows".into()),
-            }
-        }
-        if graph.value(indices).def != Def::Input || node.attrs.int("axis") != 0 {
+        let (table, indices) = operands.ok_or("an operand is missing")?;
+        if graph.value(source(graph, indices)).def != Def::Input || node.attrs.int("axis") != 0 {
             return Err("no input selects its rows".into());
         }
         let dims = graph.ty(table).static_dims().unwrap_or_default();
@@ -413,16 +407,19 @@ fn is_loss(node: &Node) -> bool {
 
 /// Returns true for a product with a weight, perhaps transposed or cast.
 fn reads_weight(graph: &Graph, is_weight: &SecondaryMap<ValueId, bool>, id: NodeId) -> bool {
-    let Some(mut value) = graph.node(id).operand(1) else {
-        return false;
-    };
+    let second = graph.node(id).operand(1);
+    second.is_some_and(|value| is_weight[source(graph, value)])
+}
+
+/// Returns the value that another one is made of by ops that change layout or precision only.
+fn source(graph: &Graph, mut value: ValueId) -> ValueId {
     while let Some(maker) = graph.def_node(value).map(|id| graph.node(id)) {
         match maker.operand(0) {
             Some(x) if maker.op.is_layout() || maker.op.class == OpClass::Cast => value = x,
-            _ => return false,
+            _ => break,
         }
     }
-    is_weight[value]
+    value
 }
 
 #[cfg(test)]

@@ -270,7 +270,7 @@ fn instead_of(
     Ok(())
 }
 
-/// Emits the sum of a product over ranks; its bias is added to the sum.
+/// Emits the sum of a product over all ranks, and adds the bias to it once.
 fn sum_of(b: &mut Builder, id: NodeId, out: ValueId, ranks: u32) -> Result<ValueId> {
     let bias = b.graph.node(id).operand(2);
     if bias.is_some() {
@@ -283,7 +283,7 @@ fn sum_of(b: &mut Builder, id: NodeId, out: ValueId, ranks: u32) -> Result<Value
     }
 }
 
-/// Has a lookup read the rows that the rank has, and emits the sum over ranks, to which the others contribute zeros.
+/// Makes a lookup read the rank's own rows, with zeros for rows of other ranks, and emits the sum over ranks.
 fn shared_lookup(
     b: &mut Builder,
     id: NodeId,

@@ -259,7 +259,7 @@ const FORMS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Heads and losses of 3 examples with 5 tokens or pixels, of which each reads others of its example.
+/// Heads and losses that mix the tokens or pixels of an example, but no examples.
 const BY_EXAMPLE: &[(&str, &str)] = &[
     (
         "scores that are interpolated",

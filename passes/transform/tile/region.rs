@@ -260,7 +260,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Returns true for sizes that follow from those of the graph's inputs.
+    /// Returns true for a size that the sizes of the graph's inputs determine.
     fn is_named(&self, dim: &Dim) -> bool {
         let inputs = self.graph.inputs().iter();
         let sizes: Vec<&Dim> = inputs.flat_map(|v| &self.graph.ty(*v).dims).collect();

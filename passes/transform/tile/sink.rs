@@ -438,7 +438,7 @@ impl Sink<'_, '_> {
         self.sunk = useful;
     }
 
-    /// Emits the transposes that nodes read which were not replaced.
+    /// Emits those transposes that nodes still read.
     fn finish(mut self) -> Result<FxHashMap<ValueId, ValueId>> {
         for old in std::mem::take(&mut self.found) {
             let moved = self.moved[&old].clone();
