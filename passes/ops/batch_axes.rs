@@ -566,7 +566,7 @@ fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 }
 
 /// Returns the attribute `axis` of a node whose types were checked, from 0.
-fn axis_of(node: &Node, rank: usize) -> usize {
+pub fn axis_of(node: &Node, rank: usize) -> usize {
     from_start(node.attrs.int("axis"), rank)
 }
 

@@ -32,7 +32,7 @@ use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
 use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::Builder;
-use crate::ops::batch_axes::class_scores;
+use crate::ops::batch_axes::{axis_of, class_scores};
 use crate::ops::softmax::LOG_SOFTMAX;
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
@@ -325,16 +325,13 @@ fn classes_axis(graph: &Graph, scores: ValueId) -> usize {
         .iter()
         .map(|u| graph.node(u.node));
     let named = readers.find(|node| class_scores(node) == Some(scores));
-    let axis = match named {
-        Some(node) if node.op == &LOG_SOFTMAX => node.attrs.int("axis"),
-        Some(_) => 1,
-        None if is_conv => 1,
-        None => -1,
-    };
-    let from_end = if axis < 0 { axis + rank as i64 } else { axis };
-    usize::try_from(from_end)
-        .unwrap_or(0)
-        .min(rank.saturating_sub(1))
+    let last = rank.saturating_sub(1);
+    match named {
+        Some(node) if node.op == &LOG_SOFTMAX => axis_of(node, rank),
+        Some(_) => last.min(1),
+        None if is_conv => last.min(1),
+        None => last,
+    }
 }
 
 fn is_product(node: &Node) -> bool {

@@ -14,7 +14,7 @@ use crate::ir::op::{BatchAxes, Effect, OpClass};
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
 use crate::ops::arith::ADD;
-use crate::ops::batch_axes::own_axes;
+use crate::ops::batch_axes::{axis_of, own_axes};
 use crate::ops::conv::CONV;
 use crate::ops::matmul::MATMUL;
 use crate::ops::reduce::REDUCE_MEAN;
@@ -228,8 +228,7 @@ impl Sink<'_, '_> {
                     .iter()
                     .chain(node.ins.first().into_iter().flatten());
                 let alike = alike.into_iter().all(|v| self.b.ty(*v).rank() == rank);
-                let axis = node.attrs.int("axis");
-                let axis = if axis < 0 { axis + rank as i64 } else { axis } as usize;
+                let axis = axis_of(node, rank);
                 let perm = self.perm_of(node, rank);
                 let perm = perm.filter(|perm| alike && perm[axis] + 1 == rank);
                 let attrs = node.attrs.clone().with("axis", rank as i64 - 1);
