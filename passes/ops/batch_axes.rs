@@ -22,6 +22,7 @@ use super::index::{GATHER, GATHER_GRAD};
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
 use super::reduce::*;
+use super::select::{ARG_MAX, ARG_MIN};
 use super::shape::*;
 use super::softmax::*;
 use super::sum_to::SUM_TO_SHAPE;
@@ -180,7 +181,7 @@ pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
 /// Ops whose field `axes` gives no rule.
 fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let is = |ops: &[&'static OpDef]| ops.contains(&node.op);
-    if is(JOINING) {
+    if is(ALONG) {
         return along_axis(cx, node);
     }
     if is(&[&GATHER, &GATHER_GRAD]) {
@@ -210,8 +211,8 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     Ok(Fit { ins, outs })
 }
 
-/// Ops of the class `Mixed` that join or divide along the axis that the attribute `axis` names.
-const JOINING: &[&OpDef] = &[&CONCAT, &SPLIT];
+/// Ops of the class `Mixed` that work along the axis that the attribute `axis` names.
+const ALONG: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &CONCAT, &SPLIT];
 
 /// Fails unless a row of the result, behind `k` axes, has constant sizes or the operand `slot` lists them.
 fn row_is_known(cx: &FitCx, node: &Node, slot: usize, k: usize) -> std::result::Result<(), Reason> {
@@ -549,9 +550,11 @@ fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let rows = axes.iter().filter(|a| **a < k).count();
     let out = match rows {
         0 => Rows::Lead(k),
+        // A sum that has lost the axes needs no other shape.
         _ if rows == k
             && node.op == &REDUCE_SUM
-            && cx.graph.ty(node.outs[0]).static_dims().is_some() =>
+            && (node.attrs.int("keepdims") == 0
+                || cx.graph.ty(node.outs[0]).static_dims().is_some()) =>
         {
             Rows::Sum
         }
@@ -575,14 +578,17 @@ fn from_start(axis: i64, rank: usize) -> usize {
     (if axis < 0 { axis + rank as i64 } else { axis }) as usize
 }
 
-/// An op that works along one axis, which is none of the rows': all operands of as many axes have rows.
+/// An op that works along one axis of its first operand, which is none of the rows': all operands of as many axes have rows.
 fn along_axis(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
-    let rank = cx.graph.ty(node.outs[0]).rank();
-    let k = known_lead(cx, node, rank).ok_or("rows are mixed")?;
+    let data = cx.graph.ty(node.ins[0].ok_or("an operand is missing")?);
+    let rank = data.rank();
+    let k = known_lead(cx, node, rank)
+        .or_else(|| known_lead(cx, node, cx.graph.ty(node.outs[0]).rank()))
+        .ok_or("rows are mixed")?;
     if axis_of(node, rank) < k {
         return Err("it works along rows");
     }
-    let lead = &cx.graph.ty(node.outs[0]).dims[..k];
+    let lead = &data.dims[..k];
     let mut ins = Vec::with_capacity(node.ins.len());
     for v in &node.ins {
         let dims = v.map(|v| &cx.graph.ty(v).dims);

@@ -246,6 +246,41 @@ const FORMS: &[(&str, &str)] = &[
   %total = Neg %mean",
     ),
     (
+        "the surest class",
+        "%z = MatMul %h, %w
+  %at = ArgMax %z {axis=-1}
+  %hit = GatherElements %z, %at {axis=-1}
+  %n = ReduceLogSumExp %z, %last
+  %unsure = Sub %n, %hit
+  %which = ArgMax %z {axis=-1, keepdims=0}
+  %gain = Cast %which {to=f64}
+  %own = Squeeze %unsure, %last
+  %d = Mul %own, %gain
+  %total = ReduceMean %d {keepdims=0}",
+    ),
+    (
+        "rows compared with themselves",
+        "%flat = Reshape %h, %narrow
+  %turned = Transpose %flat {perm=[1, 0]}
+  %z = MatMul %flat, %turned
+  %d = Div %z, %cap
+  %p = LogSoftmax %d
+  %e = Exp %p
+  %pe = Mul %e, %p
+  %each = ReduceSum %pe, %last {keepdims=0}
+  %total = ReduceMean %each {keepdims=0}",
+    ),
+    (
+        "rows compared with themselves, in one op",
+        "%flat = Reshape %h, %narrow
+  %z = Gemm %flat, %flat {transB=1}
+  %p = LogSoftmax %z
+  %e = Exp %p
+  %pe = Mul %e, %p
+  %each = ReduceSum %pe, %last {keepdims=0}
+  %total = ReduceMean %each {keepdims=0}",
+    ),
+    (
         "a mixture of probabilities",
         "%pair = Concat %h, %x {axis=-1}
   %split = Reshape %pair, %two

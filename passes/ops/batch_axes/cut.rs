@@ -133,14 +133,14 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.ins.push(Some(axes));
     } else if op.axes == BatchAxes::AlongAxis
         || op.axes == BatchAxes::OneHot
-        || JOINING.contains(&op)
+        || ALONG.contains(&op)
         || op == &GATHER
         || op == &GATHER_GRAD
     {
-        // Of a lookup, the axis of the data.
-        let rank = match op == &GATHER {
-            true => cx.in_types[0].as_ref().map_or(0, Ty::rank),
-            false => cx.out_types[0].rank(),
+        // Of one-hot vectors and the gradient of a lookup it is an axis of the result, else of the data.
+        let rank = match op.axes == BatchAxes::OneHot || op == &GATHER_GRAD {
+            true => cx.out_types[0].rank(),
+            false => cx.in_types[0].as_ref().map_or(0, Ty::rank),
         };
         let axis = from_start(cx.attrs.int("axis"), rank);
         cx.attrs.set("axis", ((axis + 1 - lead_out) as i64).into());

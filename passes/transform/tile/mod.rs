@@ -31,12 +31,13 @@ use crate::ir::graph::MUST_RECOMPUTE;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
 use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
-use crate::ops::Builder;
 use crate::ops::batch_axes::{axis_of, class_scores};
+use crate::ops::shape::IDENTITY;
 use crate::ops::softmax::LOG_SOFTMAX;
+use crate::ops::{Builder, EmitExt};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
-use crate::transform::order::append_after_operands;
+use crate::transform::order::{append_after_operands, order_by_reads};
 use crate::transform::simplify::simplify;
 use chunks::Snapshot;
 use rustc_hash::FxHashMap;
@@ -189,8 +190,9 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
     // The sizes of chunks.
     let mut cut: Vec<Dim> = Vec::new();
     let mut open: Vec<(usize, ValueId)> = scores.into_iter().chain(heads).enumerate().collect();
+    let mut names = Vec::new();
     while !open.is_empty() {
-        let contents = Contents::known(graph)?;
+        let mut contents = Contents::known(graph)?;
         // Regions that share no node are cut at once.
         let mut regions: Vec<(Region, usize)> = Vec::new();
         let mut taken: SecondaryMap<NodeId, bool> = SecondaryMap::new(graph.node_bound(), false);
@@ -205,7 +207,16 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                 continue;
             }
             let classes = classes_axis(graph, scores);
-            let region = match Region::around(graph, &contents, scores, classes) {
+            let mut found = Region::around(graph, &contents, scores, classes);
+            while let Some((node, slots)) = found.as_ref().err().and_then(Refusal::to_split)
+                && !taken[node]
+                && names.len() < MAX_CHUNKS
+            {
+                names.push(split(graph, node, slots)?);
+                contents = Contents::known(graph)?;
+                found = Region::around(graph, &contents, scores, classes);
+            }
+            let region = match found {
                 Ok(region) => region,
                 // The cuts of this round may change that.
                 Err(_) if !regions.is_empty() => {
@@ -241,11 +252,12 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
             break;
         }
         let first = |(region, _): &(Region, usize)| graph.describe(region.nodes[0]);
-        let names: Vec<String> = regions.iter().map(first).collect();
+        let makers: Vec<String> = regions.iter().map(first).collect();
         let counts = apply(graph, &regions, true)?;
-        tiled.regions.extend(names.into_iter().zip(counts));
+        tiled.regions.extend(makers.into_iter().zip(counts));
         open = later;
     }
+    unite(graph, &names);
     // A later region may have contained scores that were refused. Those that are no larger than a chunk of others may be whole.
     refused.retain(|(scores, _)| {
         let is_small = |chunk: &Dim| chunk.sub(&graph.ty(*scores).elements()).bounds().0 >= Some(0);
@@ -253,6 +265,36 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
     });
     tiled.refused = refused.into_iter().map(|(_, why)| why).collect();
     Ok(tiled)
+}
+
+/// Gives the value that a node reads in `slots` a second name there. A matrix of rows that is compared with itself is read row by
+/// row on one side, and whole on the other. Returns the second name.
+fn split(graph: &mut Graph, node: NodeId, slots: &[usize]) -> Result<ValueId> {
+    let order = graph.order().to_vec();
+    let v = graph.node(node).ins[slots[0]].ok_or_else(|| Error::bug("tile", "no operand"))?;
+    let contents = infer(graph)?;
+    let mut b = Builder::resume(graph, contents);
+    sink::resume_at(&mut b, node);
+    let name = b.op(&IDENTITY, &[v])?;
+    for slot in slots {
+        graph.set_operand(node, *slot, Some(name));
+    }
+    order_by_reads(graph, &order)?;
+    Ok(name)
+}
+
+/// Takes second names away.
+fn unite(graph: &mut Graph, names: &[ValueId]) {
+    for name in names {
+        let is_there = graph.contains_value(*name);
+        let maker = is_there.then(|| graph.def_node(*name)).flatten();
+        if let Some(v) = maker.and_then(|id| graph.node(id).operand(0)) {
+            graph.replace_uses(*name, v);
+        }
+    }
+    if !names.is_empty() {
+        dce(graph);
+    }
 }
 
 /// Cuts chains of ops on tokens into the number of chunks that `chunks` returns. A chain leads from a product that is

@@ -39,6 +39,22 @@ pub struct Refusal {
     pub node: Option<NodeId>,
     /// The reason, for people.
     pub why: Reason,
+    /// Operands of the node, all one value from outside, that it reads otherwise than the region reads this value. The region
+    /// may exist if they are a value of their own.
+    pub apart: Vec<usize>,
+}
+
+impl Refusal {
+    fn new(node: Option<NodeId>, why: Reason) -> Refusal {
+        let apart = Vec::new();
+        Refusal { node, why, apart }
+    }
+
+    /// Returns the node and [`Self::apart`], if that may help.
+    pub fn to_split(&self) -> Option<(NodeId, &[usize])> {
+        let node = self.node.filter(|_| !self.apart.is_empty())?;
+        Some((node, &self.apart))
+    }
 }
 
 impl Region {
@@ -57,17 +73,18 @@ impl Region {
         for axes in (1..=classes).rev() {
             let search = |is_chain| Region::search(graph, contents, scores, axes, is_chain);
             // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
-            match search(false).or_else(|_| search(true)) {
+            let found = search(false).or_else(|once| match search(true) {
+                Err(_) if !once.apart.is_empty() => Err(once),
+                found => found,
+            });
+            match found {
                 Ok(region) => return Ok(region),
                 Err(refusal) => {
                     first.get_or_insert(refusal);
                 }
             }
         }
-        Err(first.unwrap_or(Refusal {
-            node: None,
-            why: "there is one row only",
-        }))
+        Err(first.unwrap_or(Refusal::new(None, "there is one row only")))
     }
 
     /// Returns the region around `wide`, a value of the forward pass, with its backward nodes apart.
@@ -87,7 +104,7 @@ impl Region {
         axes: usize,
         is_chain: bool,
     ) -> Result<Region, Refusal> {
-        let none = |why| Refusal { node: None, why };
+        let none = |why| Refusal::new(None, why);
         let dims = &graph.ty(scores).dims;
         let (batch, row) = dims.split_at(axes.min(dims.len()));
         let width = Dim::product(row);
@@ -202,10 +219,10 @@ impl Search<'_> {
     /// Queues the nodes that make or read a wide value.
     fn touch(&mut self, v: ValueId) -> Result<(), Refusal> {
         if self.graph.is_output(v) {
-            return Err(Refusal {
-                node: self.graph.def_node(v),
-                why: "its result is an output of the model, so it has to exist whole",
-            });
+            return Err(Refusal::new(
+                self.graph.def_node(v),
+                "its result is an output of the model, so it has to exist whole",
+            ));
         }
         self.open.extend(self.graph.def_node(v));
         let readers = self.graph.value(v).uses().iter().map(|u| u.node);
@@ -218,46 +235,83 @@ impl Search<'_> {
         if self.fits.contains_key(&id) {
             return Ok(());
         }
-        let refused = |why| Refusal {
-            node: Some(id),
-            why,
+        let found = self.fitted(id, None).map_err(|why| Refusal {
+            apart: self.apart(id),
+            ..Refusal::new(Some(id), why)
+        })?;
+        let node = self.graph.node(id);
+        let ins = node.ins.iter().copied().zip(found.ins.iter().copied());
+        let ins = ins.filter_map(|(v, rows)| Some((v?, rows?)));
+        let outs = node.outs.iter().copied().zip(found.outs.iter().copied());
+        let all: Vec<(ValueId, Rows)> = ins.chain(outs).collect();
+        self.fits.insert(id, found);
+        for (v, rows) in all {
+            let is_new = self.classes.insert(v, rows).is_none();
+            if is_new && is_wide(self.graph, v, rows, &self.rows, &self.width) {
+                self.touch(v)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how rows lie in what a node reads and makes. Of the value `hidden` nothing is known.
+    fn fitted(&self, id: NodeId, hidden: Option<ValueId>) -> Result<Fit, Reason> {
+        let known = |v: ValueId| {
+            let rows = self.classes.get(&v).copied();
+            rows.filter(|_| hidden != Some(v))
         };
-        let known = |v: ValueId| self.classes.get(&v).copied();
         let cx = FitCx {
             graph: self.graph,
             contents: self.contents,
             rows: &self.rows,
             known: &known,
         };
-        let found = fit(&cx, id).map_err(refused)?;
+        let found = fit(&cx, id)?;
         let node = self.graph.node(id);
-        let ins = node.ins.iter().copied().zip(&found.ins);
-        let ins = ins.filter_map(|(v, rows)| Some((v?, (*rows)?)));
+        let ins = || node.ins.iter().copied().zip(found.ins.iter().copied());
         let outs = node.outs.iter().copied().zip(found.outs.iter().copied());
-        let all: Vec<(ValueId, Rows)> = ins.chain(outs).collect();
-        for v in node.operands() {
-            let has_rows = all.iter().any(|(w, _)| *w == v);
-            if !has_rows && self.classes.contains_key(&v) {
-                return Err(refused("it reads rows as if they were none"));
+        let with_rows = || ins().filter_map(|(v, rows)| Some((v?, rows?)));
+        for v in ins().filter_map(|(v, rows)| v.filter(|_| rows.is_none())) {
+            if known(v).is_some() || with_rows().any(|(w, _)| w == v) {
+                return Err("it reads rows as if they were none");
             }
         }
-        self.fits.insert(id, found);
-        for (v, rows) in all {
+        for (v, rows) in with_rows().chain(outs) {
             let of_row = elements(self.graph, v, rows, &self.rows);
             if rows != Rows::Sum && !of_row.is_some_and(|n| self.is_named(&n)) {
-                return Err(refused(
-                    "the number of elements for each row is not known before the step",
-                ));
+                return Err("the number of elements for each row is not known before the step");
             }
-            match self.classes.insert(v, rows) {
-                None if is_wide(self.graph, v, rows, &self.rows, &self.width) => self.touch(v)?,
-                Some(before) if before != rows => {
-                    return Err(refused("rows lie in one value in two ways"));
-                }
-                _ => {}
+            let mut others = with_rows().filter(|(w, _)| *w == v);
+            let is_other = |before: Rows| before != rows;
+            if known(v).is_some_and(is_other) || others.any(|(_, before)| is_other(before)) {
+                return Err("rows lie in one value in two ways");
             }
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// Returns [`Refusal::apart`] of a node that does not fit.
+    fn apart(&self, id: NodeId) -> Vec<usize> {
+        let node = self.graph.node(id);
+        for v in node.operands().filter(|v| !self.is_inside(*v)) {
+            let slots = (0..node.ins.len()).filter(|slot| node.ins[*slot] == Some(v));
+            if slots.clone().count() > 1 {
+                // As in the product of a matrix with itself.
+                return slots.skip(1).collect();
+            }
+            if self.classes.contains_key(&v) && self.fitted(id, Some(v)).is_ok() {
+                return slots.collect();
+            }
+        }
+        Vec::new()
+    }
+
+    /// Returns true for a value that a node of the region makes, or that is too wide to be read whole.
+    fn is_inside(&self, v: ValueId) -> bool {
+        let maker = self.graph.def_node(v);
+        let rows = self.classes.get(&v);
+        maker.is_some_and(|n| self.fits.contains_key(&n))
+            || rows.is_some_and(|rows| is_wide(self.graph, v, *rows, &self.rows, &self.width))
     }
 
     /// Returns true for a size that the sizes of the graph's inputs determine.
@@ -292,27 +346,28 @@ impl Search<'_> {
         // What a node reads whole must not have got rows since.
         for id in order.iter().filter(|id| self.fits.contains_key(id)) {
             let node = self.graph.node(*id);
-            let ins = || node.ins.iter().copied().zip(&self.fits[id].ins);
-            let is_whole = |v: ValueId| ins().all(|(w, rows)| w != Some(v) || rows.is_none());
-            if node
-                .operands()
-                .any(|v| self.classes.contains_key(&v) && is_whole(v))
-            {
-                return Err(Refusal {
-                    node: Some(*id),
-                    why: "it reads rows as if they were none",
-                });
+            let is_whole = |slot: &usize| self.fits[id].ins[*slot].is_none();
+            let mut whole = (0..node.ins.len()).filter(is_whole);
+            let has_rows = |v: &ValueId| self.classes.contains_key(v);
+            let Some(v) = whole.find_map(|slot| node.ins[slot].filter(has_rows)) else {
+                continue;
+            };
+            let mut refusal = Refusal::new(Some(*id), "it reads rows as if they were none");
+            if !self.is_inside(v) {
+                let slots = 0..node.ins.len();
+                refusal.apart = slots.filter(|slot| node.ins[*slot] == Some(v)).collect();
             }
+            return Err(refusal);
         }
         let inside = |id: &NodeId| self.fits.contains_key(id);
         let all = order.iter().copied().filter(inside);
         let later = |id: &NodeId| self.is_chain && self.is_backward(*id);
         let (after, nodes): (Vec<NodeId>, Vec<NodeId>) = all.partition(later);
         if nodes.is_empty() {
-            return Err(Refusal {
-                node: None,
-                why: "no node of the forward part belongs to it",
-            });
+            return Err(Refusal::new(
+                None,
+                "no node of the forward part belongs to it",
+            ));
         }
         Ok(Region {
             nodes,

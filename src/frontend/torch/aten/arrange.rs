@@ -238,16 +238,18 @@ fn diagonal(c: &mut Call) -> Result<Value> {
     let rest = (0..rank).filter(|a| *a != down && *a != across);
     let perm: Vec<i64> = rest.chain([down, across]).map(|a| a as i64).collect();
     let lead = perm[..rank - 2].iter().map(|a| dims[*a as usize].clone());
-    let flat: Vec<Dim> = lead.chain([rows.mul(columns)]).collect();
+    // One element of each row, so that rows stay rows.
+    let places: Vec<Dim> = lead.chain([count.clone(), Dim::ONE]).collect();
     let y = c.formula(
         &[
             ("perm", perm.into()),
-            ("flat", flat.into()),
+            ("places", places.into()),
             ("count", count.into()),
-            ("step", columns.add(&Dim::ONE).into()),
-            ("begin", columns.mul(&above).add(&left).into()),
+            ("above", above.into()),
+            ("left", left.into()),
         ],
-        "flat = reshape(permute(self, perm), flat); index_select(flat, -1, arange(count) * step + begin)",
+        "rows = narrow(permute(self, perm), -2, above, count); \
+         places = expand(unsqueeze(arange(count) + left, 1), places); squeeze(gather(rows, -1, places), -1)",
     )?;
     let y = id(c, &y)?;
     let y = c.low.read(y)?;
