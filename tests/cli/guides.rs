@@ -22,7 +22,6 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const EXECUTING: [&str; 6] = ["train", "run", "verify", "calibrate", "profile", "overhead"];
 const WRITTEN_AFTER: [&str; 4] = ["-o", "--outputs", "--certificate", "--trace"];
 
 /// First words of commands that may stand in `sh setup`.
@@ -102,7 +101,8 @@ impl Reader {
 
     fn shell(&self, line: &str) -> Output {
         let line = line.replacen("cargo run --release --", "ckpt-opt", 1);
-        let own = Path::new(env!("CARGO_BIN_EXE_ckpt-opt")).parent().unwrap();
+        let binary = command::binary(line.split_whitespace());
+        let own = binary.parent().unwrap();
         let path = std::env::var("PATH").unwrap_or_default();
         Command::new("sh")
             .args(["-ec", &line])
@@ -123,7 +123,7 @@ impl Reader {
         }
         let executes = words
             .windows(2)
-            .any(|w| w[0] == "ckpt-opt" && EXECUTING.contains(&w[1]));
+            .any(|w| w[0] == "ckpt-opt" && command::EXECUTING.contains(&w[1]));
         let is_possible = cfg!(feature = "torch") || !executes;
         let done = self.shell(line);
         let code = command::code(&done);

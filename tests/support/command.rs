@@ -11,14 +11,32 @@ pub fn fixture(model: &str, file: &str) -> PathBuf {
         .join(file)
 }
 
+/// The commands that need the runtime.
+pub const EXECUTING: [&str; 6] = ["train", "run", "verify", "calibrate", "profile", "overhead"];
+
+/// The binary for a command line of these words: one without the runtime, which `CKPT_OPT_PLANNER` may name, where no graph
+/// is executed. It starts in milliseconds, while libtorch takes a third of a second to load.
+pub fn binary<'a>(words: impl IntoIterator<Item = &'a str>) -> PathBuf {
+    let planner = std::env::var_os("CKPT_OPT_PLANNER").map(PathBuf::from);
+    planner
+        .filter(|_| !words.into_iter().any(|word| EXECUTING.contains(&word)))
+        .unwrap_or_else(|| env!("CARGO_BIN_EXE_ckpt-opt").into())
+}
+
+/// The binary with the features of this build, started in `folder`.
 pub fn command(folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ckpt-opt"));
+    started(env!("CARGO_BIN_EXE_ckpt-opt").as_ref(), folder)
+}
+
+fn started(binary: &Path, folder: &Path) -> Command {
+    let mut command = Command::new(binary);
     command.current_dir(folder).env_remove("RUST_BACKTRACE");
     command
 }
 
 pub fn call(folder: &Path, args: &[&str]) -> Output {
-    command(folder).args(args).output().unwrap()
+    let binary = binary(args.iter().copied());
+    started(&binary, folder).args(args).output().unwrap()
 }
 
 pub fn code(output: &Output) -> i32 {
