@@ -2,6 +2,7 @@
 
 use super::answer::{Query, Solution};
 use super::compact::Dag;
+use super::local_search::FAR_GAP;
 use super::min_peak::{MinPeak, working_set_bytes};
 use super::question::Question;
 use super::steps;
@@ -18,10 +19,11 @@ pub fn solve_given(problem: &Problem, query: &Query) -> Result<Result<Solution, 
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, query.objective, &query.constraints)?;
     let mut question = Question::new(problem, &dag, query, &before);
-    let own = question.find(query.budget_bytes)?;
+    let own = question.find(query.budget_bytes, false)?;
     let mut answer = own.as_ref().map(|own| question.answer(own));
+    let is_far = answer.as_ref().is_none_or(|a| a.gap_pct > 100.0 * FAR_GAP);
     if answer.as_ref().is_none_or(|answer| !answer.bound.met)
-        && let Some(better) = steps::smaller(&mut question, own)?
+        && let Some(better) = steps::smaller(&mut question, own, is_far)?
     {
         answer = Some(question.answer(&better));
     }
@@ -56,7 +58,7 @@ pub fn frontier_given(
         let known = smaller.iter().map(|s| s.schedule.clone());
         query.seeds.extend(known);
         let mut question = Question::new(problem, &dag, &query, &before);
-        let found = question.find(budgets[i])?;
+        let found = question.find(budgets[i], false)?;
         solutions[i] = found.map(|found| question.answer(&found));
         smaller = solutions[i].clone().or(smaller);
     }

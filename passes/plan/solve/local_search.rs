@@ -20,6 +20,8 @@ pub struct Search<'a> {
     work: &'a mut Work,
     random: Random,
     foresight: Foresight,
+    /// Whether no more searches follow where the gap stays wide.
+    pub once: bool,
     /// Whether the answer is known to be the best.
     pub optimal: bool,
 }
@@ -93,6 +95,7 @@ impl<'a> Search<'a> {
             work,
             random: Random::new(1),
             foresight: Foresight::default(),
+            once: false,
             optimal: false,
         }
     }
@@ -213,7 +216,7 @@ impl<'a> Search<'a> {
             return Some(given);
         }
         let (dag, cap) = (self.dag, self.cap);
-        let may_stretch = self.work.stretched > self.work.limit;
+        let may_stretch = self.work.stretched > self.work.limit && !self.once;
         let fresh = self.work.stretched.saturating_sub(self.work.done);
         let lower = bound::one_position(self.dag, self.cap, &self.dag.weight, 3, self.work)?;
         let lower = self.dag.total_weight + lower;

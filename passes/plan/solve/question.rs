@@ -74,8 +74,8 @@ impl<'a> Question<'a> {
         Some(cap.min(i64::MAX as u64 / 4) as i64)
     }
 
-    /// Returns the plan that a search at a budget finds.
-    pub fn find(&mut self, budget_bytes: u64) -> Result<Option<Found>> {
+    /// Returns the plan that a search at a budget finds; with `once`, by one search even where the gap stays wide.
+    pub fn find(&mut self, budget_bytes: u64, once: bool) -> Result<Option<Found>> {
         let (dag, problem) = (self.dag, self.problem);
         let Some(cap) = self.cap(budget_bytes) else {
             return Ok(None);
@@ -90,6 +90,7 @@ impl<'a> Question<'a> {
         let mut failures = 0;
         for _ in 0..10 {
             let mut search = Search::new(dag, inner, &mut work);
+            search.once = once;
             let Some(reduced) = search.run(&seeds) else {
                 failures += 1;
                 let min_peak = self.min_peak()?;

@@ -4,7 +4,8 @@
 //! the requested one are searched too: at whole percents of what the unplanned step takes above static bytes, from the
 //! largest down, each as if it had been requested. Between two such budgets the larger then never costs more. The
 //! search ends where a bound proves that nothing smaller is cheaper. With plans near the bound that is at once. The work is
-//! limited, so on large problems with wide gaps the guarantee can lapse.
+//! limited, so on large problems with wide gaps the guarantee can lapse. Where the plan asked for is near its bound, one search
+//! is made at each smaller budget, so a plan there may be cheaper by less than that gap.
 
 use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;
@@ -24,11 +25,12 @@ const BOUND_UNITS: u64 = 20_000_000;
 const MOST_FAILURES: u32 = 3;
 const NEAR_MIN_PEAK: f64 = 0.9;
 
-/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for.
+/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for. `is_far` says whether that is far
+/// from its bound.
 ///
 /// # Errors
 /// A bug, if a search returns no schedule of the problem.
-pub fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Found>> {
+pub fn smaller(question: &mut Question, own: Option<Found>, is_far: bool) -> Result<Option<Found>> {
     let (dag, before, query) = (question.dag, question.before, question.query);
     let most = query.effort.work(dag.ops()).stretched;
     let units = match query.effort {
@@ -66,7 +68,7 @@ pub fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Fou
         {
             break;
         }
-        match question.find(budget_bytes)? {
+        match question.find(budget_bytes, !is_far)? {
             Some(found) => {
                 if best
                     .as_ref()

@@ -295,7 +295,7 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
             assert!(found.score.cost <= last, "{percent} %");
             last = found.score.cost;
             let mut question = Question::new(&p, &dag, &request, &before);
-            let alone = question.find(request.budget_bytes).unwrap();
+            let alone = question.find(request.budget_bytes, false).unwrap();
             helped += alone.is_none_or(|alone| alone.score.cost > last) as usize;
             steps += 1;
         }
