@@ -8,7 +8,7 @@ use crate::support::command;
 use ckpt_opt::emit::save::{INSIDE_LIMIT_BYTES, Saving, save};
 use ckpt_passes::ir::{DType, Data, External, Graph, Tensor, Ty};
 use ckpt_passes::ops::{Builder, EmitExt};
-use command::{call, code, command, files, stderr, workplace};
+use command::{call, code, command_with, files, stderr, workplace};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -35,9 +35,7 @@ pub fn limited(mut command: Command, resource: libc::__rlimit_resource_t, most: 
 
 /// Runs where no file can grow beyond some bytes.
 fn on_a_full_disk(dir: &Path, args: &[&str], room_bytes: u64) -> Output {
-    let mut command = command(dir);
-    command.args(args);
-    limited(command, libc::RLIMIT_FSIZE, room_bytes)
+    limited(command_with(dir, args), libc::RLIMIT_FSIZE, room_bytes)
         .output()
         .unwrap()
 }
@@ -62,14 +60,16 @@ fn a_full_disk_leaves_nothing(dir: &Path, calls: &[&[&str]]) {
 fn a_full_disk_is_told_by_every_writer_of_the_compiler() {
     let dir = workplace();
     let calls: [&[&str]; 8] = [
-        &["model.onnx", "-o", "t.onnx", "--loss", "causal-lm"],
-        &["model.onnx", "-o", "t.ckir"],
+        &["model.onnx", "-o", "t.onnx", "--policy", "full"],
+        &["model.onnx", "-o", "t.ckir", "--policy", "full"],
         &["model.onnx", "--stop-after", "infer", "--dump", "."],
         &[
             "plan",
             "graph.json.gz",
             "--budget",
             "80%",
+            "--effort",
+            "first",
             "--plan-out",
             "p.json",
         ],
@@ -80,6 +80,8 @@ fn a_full_disk_is_told_by_every_writer_of_the_compiler() {
             "f.svg",
             "--points",
             "2",
+            "--effort",
+            "first",
         ],
         &[
             "explain",
@@ -177,8 +179,8 @@ fn a_result_that_nobody_can_take_is_told() {
         .write(true)
         .open("/dev/full")
         .unwrap();
-    let mut inspect = command(dir.path());
-    inspect.args(["inspect", "model.onnx"]).stdout(full);
+    let mut inspect = command_with(dir.path(), &["inspect", "model.onnx"]);
+    inspect.stdout(full);
     let done = inspect.output().unwrap();
     assert_eq!(code(&done), 5, "{}", stderr(&done));
     assert!(stderr(&done).contains("error[stdout]"), "{}", stderr(&done));
@@ -187,7 +189,7 @@ fn a_result_that_nobody_can_take_is_told() {
 #[cfg(feature = "torch")]
 mod running {
     use super::*;
-    use command::{fixture, json};
+    use command::{command, fixture, json};
 
     fn trained(dir: &Path) {
         let args = [

@@ -3,7 +3,7 @@
 use crate::support::command;
 
 use ckpt_opt::frontend::onnx::proto::ModelProto;
-use command::{call, code, command, files, has_keys, json, stderr, workplace};
+use command::{call, code, command_with, files, has_keys, json, stderr, workplace};
 use prost::Message;
 use serde_json::Value;
 use std::process::Stdio;
@@ -494,8 +494,7 @@ fn a_planned_file_is_planned_anew() {
 #[test]
 fn a_reader_that_goes_away_is_no_bug() {
     let dir = workplace();
-    let mut child = command(dir.path())
-        .args(["inspect", "model.onnx"])
+    let mut child = command_with(dir.path(), &["inspect", "model.onnx"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

@@ -3,7 +3,7 @@
 
 use crate::support::command;
 
-use command::{call, code, command, stderr, workplace};
+use command::{call, code, command_with, stderr, workplace};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -47,11 +47,8 @@ fn on_a_terminal(
     (word, most): (&str, Duration),
 ) -> String {
     let (mut ours, theirs) = terminal();
-    let mut process = command(dir);
-    process
-        .args(args)
-        .env("TERM", "xterm")
-        .env_remove("NO_COLOR");
+    let mut process = command_with(dir, args);
+    process.env("TERM", "xterm").env_remove("NO_COLOR");
     process.envs(environment.iter().copied());
     process.stdout(Stdio::null()).stderr(theirs);
     let mut child = process.spawn().unwrap();
@@ -119,9 +116,8 @@ fn progress_is_for_terminals_and_not_for_the_quiet() {
 #[test]
 fn pipes_hear_no_progress() {
     let dir = workplace();
-    let mut process = command(dir.path());
     let long = "plan model.onnx --dim batch=4 --budget 60% --effort thorough";
-    process.args(long.split(' '));
+    let mut process = command_with(dir.path(), &long.split(' ').collect::<Vec<_>>());
     process.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = process.spawn().unwrap();
     std::thread::sleep(Duration::from_millis(2500));

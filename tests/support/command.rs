@@ -28,6 +28,13 @@ pub fn command(folder: &Path) -> Command {
     started(env!("CARGO_BIN_EXE_ckpt-opt").as_ref(), folder)
 }
 
+/// The binary for these words, started in `folder` with them.
+pub fn command_with(folder: &Path, args: &[&str]) -> Command {
+    let mut command = started(&binary(args.iter().copied()), folder);
+    command.args(args);
+    command
+}
+
 fn started(binary: &Path, folder: &Path) -> Command {
     let mut command = Command::new(binary);
     command.current_dir(folder).env_remove("RUST_BACKTRACE");
@@ -35,8 +42,7 @@ fn started(binary: &Path, folder: &Path) -> Command {
 }
 
 pub fn call(folder: &Path, args: &[&str]) -> Output {
-    let binary = binary(args.iter().copied());
-    started(&binary, folder).args(args).output().unwrap()
+    command_with(folder, args).output().unwrap()
 }
 
 pub fn code(output: &Output) -> i32 {

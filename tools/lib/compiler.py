@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import resource
 import struct
 import subprocess
@@ -17,6 +18,8 @@ from tools.lib.options import dim_options
 
 NO_PLAN_FITS = 3
 """The exit code for a budget that no plan fits into."""
+EXECUTING = {"train", "run", "verify", "calibrate", "profile", "overhead", "doctor"}
+"""The commands that need the runtime. Others start faster in a build without it, which `CKPT_OPT_PLANNER` may name."""
 MESSAGE_LETTERS = 400
 """A long message keeps this many letters of its beginning, and of its end."""
 
@@ -37,7 +40,9 @@ class Compiler:
 
     def call(self, *arguments: str | Path | float) -> str:
         """Runs one command and returns its stdout."""
-        command = [str(self.binary), *map(str, arguments)]
+        words = [*map(str, arguments)]
+        planner = os.environ.get("CKPT_OPT_PLANNER")
+        command = [planner if planner and EXECUTING.isdisjoint(words) else str(self.binary), *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=self.timeout_s)
         except subprocess.TimeoutExpired:
