@@ -299,14 +299,38 @@ def top_k(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(flat(scores.masked_fill(scores < least, -30.0)), y.reshape(-1))
 
 
+def two_views(m: Model, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns an embedding of each token, and another one of the same token."""
+    return F.normalize(flat(h), dim=-1), F.normalize(torch.tanh(flat(h) @ m.head.weight.T @ m.head.weight), dim=-1)
+
+
 def contrastive(m: Model, h: Tensor, y: Tensor) -> Tensor:
-    texts, pictures = (
-        F.normalize(flat(h), dim=-1),
-        F.normalize(torch.tanh(flat(h) @ m.head.weight.T @ m.head.weight), dim=-1),
-    )
+    texts, pictures = two_views(m, h)
     scores = texts @ pictures.T / 0.3
     own = torch.arange(scores.shape[0])
     return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+
+
+def nt_xent(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """SimCLR's loss: all embeddings are compared with all, and none with itself."""
+    every = torch.cat(two_views(m, h))
+    n = every.shape[0] // 2
+    scores = (every @ every.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), -1e4)
+    return F.cross_entropy(scores, torch.cat([torch.arange(n) + n, torch.arange(n)]))
+
+
+def triplet(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """The own distance against the smallest of the others."""
+    a, b = two_views(m, h)
+    far = (2 - 2 * (a @ b.T)).clamp(min=1e-6).sqrt()
+    others = far.masked_fill(torch.eye(far.shape[0], dtype=torch.bool), 9.0)
+    return torch.relu(far.diagonal() - others.min(-1).values + 0.3).mean()
+
+
+def surest(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    scores = m.head(h)
+    sure = torch.softmax(scores, -1).max(-1).values
+    return F.cross_entropy(flat(scores), y.reshape(-1)) + 0.1 * sure.mean()
 
 
 def picture(m: Model, h: Tensor) -> Tensor:
@@ -394,6 +418,9 @@ FORMS: dict[str, Form] = {
     "hardest": Form(hardest),
     "top-k": Form(top_k),
     "contrastive": Form(contrastive, ignores=False),
+    "nt-xent": Form(nt_xent, ignores=False),
+    "triplet": Form(triplet, ignores=False, exporters=OF_WEIGHTS),
+    "surest": Form(surest),
     "pixels": Form(pixels, exporters=OF_WEIGHTS),
     "neighbours": Form(neighbours, exporters=("file",)),  # others fold weights times a constant
     "dice": Form(dice, ignores=False, exporters=OF_WEIGHTS),
