@@ -210,6 +210,11 @@ mod runs {
     }
 
     #[test]
+    fn quantised_weights_give_pytorchs_too() {
+        agrees("quantised", 2);
+    }
+
+    #[test]
     fn complex_numbers_and_fourier_transforms_give_pytorchs_too() {
         agrees("complex", 8);
         agrees("complex.pt", 8);

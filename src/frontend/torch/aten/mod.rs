@@ -30,6 +30,7 @@ mod norm;
 mod pointwise;
 mod products;
 mod promotion;
+mod quantised;
 mod random;
 mod recurrent;
 mod reduce;

@@ -7,7 +7,7 @@ use super::lowering::{Lowering, View};
 use super::signature::{Bound, Formula, Op, Vocabulary};
 use super::{
     activation, arrange, attention, backward, complex, composed, create, fourier, image, index,
-    loss, native, norm, pointwise, products, random, recurrent, reduce, strided, views,
+    loss, native, norm, pointwise, products, quantised, random, recurrent, reduce, strided, views,
 };
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::EmitExt;
@@ -31,6 +31,7 @@ const FAMILIES: &[(&[Op], &[Formula])] = &[
     (norm::OPS, &[]),
     (pointwise::OPS, pointwise::FORMULAS),
     (products::OPS, products::FORMULAS),
+    (quantised::OPS, quantised::FORMULAS),
     (random::OPS, random::FORMULAS),
     (recurrent::OPS, recurrent::FORMULAS),
     (reduce::OPS, reduce::FORMULAS),
@@ -48,6 +49,8 @@ const REFUSED: &[&str] = &[
     "_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward max_pool2d_with_indices_backward \
      native_group_norm_backward: it is of a backward pass; export the forward pass alone",
     "_embedding_bag embedding_bag: use embedding, and sum or mean over an axis",
+    "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros: its weight is packed for one \
+     kind of device; export the layout that unpacks on all",
     "_pdist_forward: use cdist, and the indices of its triangle",
     "_thnn_fused_lstm_cell: write its products and gates as ops of their own",
     "_unique2 bincount unique_dim: the size of its result depends on data; mask with \
