@@ -10,7 +10,7 @@
 
 use super::convert::tch_error;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::ops::collective::{groups as groups_of, slice_of};
+use ckpt_passes::ops::collective::{ANY_RANKS, groups as groups_of, slice_of};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{TorchError, ranks};
 use std::collections::BTreeMap;
@@ -371,7 +371,7 @@ pub fn alone(name: &str, place: (usize, usize)) -> Group {
     put(name, (name.into(), place), false)
 }
 
-/// Returns the group of a name, which must have that many ranks. One rank needs no group.
+/// Returns the group of a name, which must have that many ranks, or [`ANY_RANKS`]. One rank needs no group.
 pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
     if ranks == 1 {
         return Ok(Group {
@@ -386,9 +386,12 @@ pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
             "ranks",
             "the graph is for several ranks, and this is one process",
         )
-        .expected(format!("{ranks} ranks"))
+        .expected(match ranks {
+            ANY_RANKS => "several ranks".into(),
+            ranks => format!("{ranks} ranks"),
+        })
         .help(HOW_TO_START)),
-        Some(group) if group.ranks != ranks => {
+        Some(group) if ranks != ANY_RANKS && group.ranks != ranks => {
             Err(another_number(ranks as usize, group.ranks as usize))
         }
         Some(group) => Ok(group.clone()),

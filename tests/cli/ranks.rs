@@ -2,6 +2,7 @@
 //! was predicted; and no rank waits for one that is gone.
 
 mod parts;
+mod program;
 
 use crate::support::command;
 

@@ -31,6 +31,7 @@ mod pointwise;
 mod products;
 mod promotion;
 mod random;
+mod ranks;
 mod recurrent;
 mod reduce;
 mod signature;
