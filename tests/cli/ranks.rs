@@ -6,10 +6,12 @@ mod program;
 
 use crate::support::command;
 
+use ckpt_opt::frontend::onnx::proto::ModelProto;
 use ckpt_opt::tensors::{self, Tensors};
 use ckpt_opt::train::metrics;
 use ckpt_passes::ir::{DType, Tensor};
 use command::{call, code, command, fixture, json, stderr};
+use prost::Message;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
@@ -794,5 +796,54 @@ fn a_written_step_of_ranks_is_trained_by_as_many_and_run_by_no_other() {
         stderr(&done).contains("each would train by itself"),
         "{}",
         stderr(&done)
+    );
+}
+
+#[test]
+fn a_training_graph_of_ranks_is_written_for_onnx_runtime() {
+    let dir = workplace();
+    let made = |more: &[&str]| {
+        let args = [
+            "gpt2.onnx",
+            "-o",
+            "ort.onnx",
+            "--loss",
+            "causal-lm",
+            "--policy",
+            "full",
+            "--mesh",
+            "dp=2",
+            "--optimizer",
+            "sgd",
+            "--collectives",
+            "onnxruntime",
+        ];
+        call(dir.path(), &[&args[..], more].concat())
+    };
+    let written = made(&[]);
+    assert_eq!(code(&written), 0, "{}", stderr(&written));
+    assert!(
+        stderr(&written).contains("by rounding"),
+        "{}",
+        stderr(&written)
+    );
+    let bytes = std::fs::read(dir.path().join("ort.onnx")).unwrap();
+    let model = ModelProto::decode(bytes.as_slice()).unwrap();
+    let nodes = model.graph.unwrap().node;
+    let sums = nodes.iter().filter(|n| n.op_type() == "NcclAllReduce");
+    let gradients = nodes
+        .iter()
+        .filter(|n| n.op_type().starts_with("Sgd"))
+        .count();
+    // Of each gradient, and of the number of labels and the loss.
+    assert!(gradients > 20);
+    assert_eq!(sums.count(), gradients + 2);
+    assert!(nodes.iter().all(|n| n.op_type() != "Wait"));
+    let refused = made(&["--shard", "grads"]);
+    assert_eq!(code(&refused), 2);
+    assert!(
+        stderr(&refused).contains("it depends on the number of the rank"),
+        "{}",
+        stderr(&refused)
     );
 }
