@@ -209,8 +209,10 @@ static AUTODIFF: Pass = Pass {
         let seeds: Vec<ValueId> = cx.seeds.iter().map(|seed| seed.value).collect();
         let zero_ratios = self_differences(graph, &trained, &seeds);
         let mesh = cx.request.mesh.unwrap_or_default();
-        if mesh.ranks() > 1 {
-            take_own(graph, &mesh)?;
+        if mesh.ranks() > 1 && take_own(graph, &mesh)? {
+            cx.warnings.push(
+                "the model has collectives of its own, so ranks need batches of one size: see --drop-last".into(),
+            );
         }
         if mesh.dp > 1 {
             weigh_loss(graph, &mut cx.seeds, &mesh)?;

@@ -172,14 +172,14 @@ pub fn has_collectives(graph: &Graph) -> bool {
     nodes.any(|(_, node)| node.op.effect == Effect::Collective)
 }
 
-/// Makes the mesh those ranks that the collectives of a model are over, if it has some of its own.
+/// Makes the mesh those ranks that the collectives of a model are over. Returns whether it has some of its own.
 ///
 /// # Errors
 /// Collectives over another number of ranks; ranks that share layers.
-pub fn take_own(graph: &mut Graph, mesh: &Mesh) -> Result<()> {
+pub fn take_own(graph: &mut Graph, mesh: &Mesh) -> Result<bool> {
     let is_own = |id: &&NodeId| graph.node(**id).op.effect == Effect::Collective;
     let Some(first) = graph.order().iter().find(is_own) else {
-        return Ok(());
+        return Ok(false);
     };
     let first = graph.describe(*first);
     if mesh.tp > 1 {
@@ -195,7 +195,7 @@ pub fn take_own(graph: &mut Graph, mesh: &Mesh) -> Result<()> {
         .map(|(_, ranks)| ranks)
         .find(|n| *n != i64::from(mesh.dp))
     {
-        None => Ok(()),
+        None => Ok(true),
         Some(ranks) => Err(
             fail("the collectives of the model are over another number of ranks")
                 .at(first)

@@ -603,7 +603,7 @@ fn collective(name: &str, args: &[(&str, Value)]) -> Value {
 fn collectives_without_an_equivalent_are_refused_by_name() {
     let word = |text: &str| json!({"as_string": text});
     let sum = ("reduce_op", word("sum"));
-    let all_reduce = collective("all_reduce", &[sum.clone()]);
+    let all_reduce = collective("all_reduce", std::slice::from_ref(&sum));
     let waited = [("tensor", tensor("y"))];
     let waited = node(
         "torch.ops._c10d_functional.wait_tensor.default",
@@ -624,7 +624,7 @@ fn collectives_without_an_equivalent_are_refused_by_name() {
         ("all_to_all_single", &pairs, "no such op over ranks"),
         (
             "all_reduce_coalesced",
-            &[sum.clone()],
+            std::slice::from_ref(&sum),
             "once for each tensor",
         ),
         ("all_reduce", &[mean], "`reduce_op` avg"),
