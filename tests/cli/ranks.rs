@@ -847,3 +847,34 @@ fn a_training_graph_of_ranks_is_written_for_onnx_runtime() {
         stderr(&refused)
     );
 }
+
+/// Where there are two CUDA devices, `tools/cuda-checks` trains on them.
+#[test]
+fn nccl_is_found_in_the_cuda_library_or_refused() {
+    if ckpt_torch::cuda::load().is_ok() {
+        // Its names are found, and a group is begun, also where there is no device.
+        assert!(ckpt_torch::ranks::nccl_version().unwrap() > 20_000);
+        let (dir, limit) = (tempfile::tempdir().unwrap(), Duration::from_secs(9));
+        let path = dir.path().join("store").display().to_string();
+        let store = ckpt_torch::ranks::Store::file(&path, 1, limit, "").unwrap();
+        let made = ckpt_torch::ranks::join(&store, "n", (0, 1), limit, Some("127.0.0.1"), true);
+        assert!(made.is_ok() || made.unwrap_err().message.contains("no GPUs found"));
+        return;
+    }
+    let missing = ckpt_torch::ranks::nccl_version().unwrap_err().message;
+    assert!(missing.contains("CUDA library is not loaded"), "{missing}");
+    let dir = workplace();
+    let more = [
+        "--dim", "batch=2", "--steps", "1", "--ranks", "2", "--device", "cuda",
+    ];
+    let refused = call(
+        dir.path(),
+        &args("gpt2.onnx", "even.safetensors", "out", &more),
+    );
+    assert_eq!(code(&refused), 5);
+    assert!(
+        stderr(&refused).contains("libtorch_cuda.so"),
+        "{}",
+        stderr(&refused)
+    );
+}
