@@ -653,7 +653,7 @@ fn collectives_without_an_equivalent_are_refused_by_name() {
     };
     refused(
         again(&[("group_size", int(2))], "7"),
-        &["several groups", "the group `7`"],
+        &["error[ranks]", "several groups", "the group `7`"],
     );
     refused(
         again(&[("group_size", int(3))], "0"),
