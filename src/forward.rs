@@ -12,16 +12,13 @@ use ckpt_passes::{Error, Result};
 /// # Errors
 /// A graph that was differentiated from cotangents, or has no scalar output of that name.
 pub fn loss(graph: &Graph) -> Result<ValueId> {
-    let recorded = graph.meta.get(keys::LOSS).map(String::as_str);
-    let name = recorded
-        .and_then(|loss| loss.strip_prefix("output:"))
-        .unwrap_or("loss");
-    let outputs = graph.outputs().iter().copied();
-    let mut named = outputs.filter(|id| graph.value(*id).name == name && graph.ty(*id).rank() == 0);
+    // Also where it was another output of the model.
+    let is_loss = |id: &ValueId| graph.value(*id).name == "loss" && graph.ty(*id).rank() == 0;
+    let mut named = graph.outputs().iter().copied().filter(is_loss);
     named.next().ok_or_else(|| {
         let error = Error::usage("loss", "the training graph has no loss that could fall");
-        let error = error.expected(format!("a scalar output `{name}`"));
-        match recorded {
+        let error = error.expected("a scalar output `loss`");
+        match graph.meta.get(keys::LOSS) {
             Some(loss) => error.found(format!("a graph made with --loss {loss}")),
             None => error,
         }

@@ -3,7 +3,8 @@
 //!
 //! Examples lie along the one axis whose size mentions the batch size. A value is the same on all ranks if it depends on no
 //! example. A node that reads examples must keep them apart ([`examples_apart`]), or be the loss. Ranks may have
-//! different numbers of examples, so this number may set the shape of a tensor, but not its elements.
+//! different numbers of examples, so this number may set the shape of a tensor, but not its elements. Where the model itself sums over
+//! ranks, an element of the sum counts as this rank's.
 
 use crate::analysis::sizes::{DimKind, dim_kinds};
 use crate::error::{Error, Result};
@@ -13,6 +14,7 @@ use crate::ir::typing::Contents;
 use crate::ir::{Def, Dim, Graph, Node, NodeId, SecondaryMap, ValueId};
 use crate::ops::batch_axes::positions::{Place, PositionsCx, examples_apart};
 use crate::ops::batch_axes::{Reason, is_mean_loss};
+use crate::ops::collective::{ALL_REDUCE, SHARED};
 use crate::ops::concat::PAD;
 use crate::ops::fill::CONSTANT_OF_SHAPE;
 use crate::ops::reduce::REDUCE_MEAN;
@@ -65,6 +67,10 @@ pub fn mean_of_examples(graph: &Graph, loss: ValueId) -> Result<Mean> {
         let has_examples = node.operands().any(|v| places[v].is_some());
         let draws = node.op.effect == Effect::Seeded && places[node.outs[0]].is_some();
         if is_size(node) || id == at || !(has_examples || draws) {
+            continue;
+        }
+        if node.op == &ALL_REDUCE || node.op == &SHARED {
+            places[node.outs[0]] = node.operand(0).and_then(|x| places[x].clone());
             continue;
         }
         let found = examples_apart(&cx, id, &count).map_err(refused)?;

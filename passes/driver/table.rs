@@ -16,7 +16,7 @@ use crate::planning::bound_graph::BoundGraph;
 use crate::planning::chunk_search;
 use crate::request::Request;
 use crate::transform;
-use crate::transform::collectives::{Mesh, Shard, reduce_gradients, weigh_loss};
+use crate::transform::collectives::{Mesh, Shard, reduce_gradients, take_own, weigh_loss};
 use crate::transform::gather::shard_parameters;
 use crate::transform::loss::Loss;
 use crate::transform::optimizer::{add_updates, scale_loss};
@@ -209,6 +209,11 @@ static AUTODIFF: Pass = Pass {
         let seeds: Vec<ValueId> = cx.seeds.iter().map(|seed| seed.value).collect();
         let zero_ratios = self_differences(graph, &trained, &seeds);
         let mesh = cx.request.mesh.unwrap_or_default();
+        if mesh.ranks() > 1 && take_own(graph, &mesh)? {
+            cx.warnings.push(
+                "the model has collectives of its own, so ranks need batches of one size: see --drop-last".into(),
+            );
+        }
         if mesh.dp > 1 {
             weigh_loss(graph, &mut cx.seeds, &mesh)?;
         }

@@ -1,6 +1,6 @@
 //! The only mutators of a graph. Each keeps use lists and names exact (invariants I1, I3, I8).
 
-use super::attr::Attrs;
+use super::attr::{Attr, Attrs};
 use super::graph::{Def, FusedNode, Graph, Loc, Node, Role, Use, Value};
 use super::id::{NodeId, ValueId};
 use super::op::OpDef;
@@ -282,6 +282,11 @@ impl Graph {
     /// Sets the nodes that a node was fused from.
     pub fn set_fused_from(&mut self, id: NodeId, parts: Vec<FusedNode>) {
         self.nodes[id].fused_from = parts;
+    }
+
+    /// Sets an attribute of a node, of which no type depends.
+    pub fn set_attr(&mut self, id: NodeId, name: &str, value: impl Into<Attr>) {
+        self.nodes[id].attrs.set(name, value.into());
     }
 
     /// Sets the role of a node.

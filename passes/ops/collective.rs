@@ -18,8 +18,13 @@
 //! A part of a tensor ([`Part`]) has some of the indices of one axis, and the same number on every rank. What ranks compute of
 //! their parts of a layer is added up by [`ALL_REDUCE`]; what they read alike is [`SHARED`] (Shoeybi et al. 2019, Megatron-LM,
 //! arXiv 1909.08053, where the two are called g and f).
+//!
+//! A model may have collectives of its own. Then each rank has a loss of its own, and what is differentiated is the sum of all
+//! losses, as in PyTorch: the gradient of [`ALL_REDUCE`] with [`SHARED`] behind it is a sum over ranks; [`CONCAT_RANKS`] and
+//! [`REDUCE_SCATTER`] are each other's gradients.
 
 use super::rule::*;
+use super::shape::reshape_like;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
     BatchAxes, Body, Domain, Effect, Grad, Indices, InferCx, OpClass, OpDef, free, fresh,
@@ -41,6 +46,7 @@ pub const ROWS: &[&OpDef] = &[
     &SHARED,
     &KEEP_SLICE,
     &GATHER_KEPT,
+    &CONCAT_RANKS,
 ];
 
 /// The group of ranks that train on different examples.
@@ -50,8 +56,10 @@ pub const TENSOR_PARALLEL: &str = "tp";
 
 /// Attribute: the name of the group.
 pub const GROUP: &str = "group";
-/// Attribute: the number of ranks in it.
+/// Attribute: the number of ranks in it. [`ALL_REDUCE`] and [`SHARED`], whose types do not depend on it, may have [`ANY_RANKS`].
 pub const RANKS: &str = "ranks";
+/// As many ranks as there are.
+pub const ANY_RANKS: i64 = 0;
 /// Attribute: the bytes of sums that are exchanged together.
 pub const BUCKET: &str = "bucket";
 /// Attribute: the axis of a [`Part`].
@@ -216,6 +224,18 @@ pub fn tensor_parallel_ranks(graph: &Graph) -> Option<i64> {
     shared.next().map(|(_, ranks)| ranks)
 }
 
+/// Gives the collectives over [`ANY_RANKS`] of a group a number.
+pub fn set_ranks(graph: &mut Graph, group: &str, ranks: i64) {
+    let nodes = graph.nodes().filter(|(_, n)| {
+        ROWS.contains(&n.op)
+            && n.attrs.opt_int(RANKS) == Some(ANY_RANKS)
+            && n.attrs.str(GROUP) == group
+    });
+    for id in nodes.map(|(id, _)| id).collect::<Vec<NodeId>>() {
+        graph.set_attr(id, RANKS, ranks);
+    }
+}
+
 /// Takes out what only differentiation needs: readers of a [`SHARED`] value read its operand.
 pub fn drop_shared(graph: &mut Graph) {
     let shared = graph.nodes().filter(|(_, node)| node.op == &SHARED);
@@ -268,10 +288,7 @@ pub static ALL_REDUCE: OpDef = OpDef {
     grad: Grad::First(|cx| Ok(cx.dy0())),
     ins: slots!["x"],
     outs: slots!["sum"],
-    infer: |cx| {
-        checked(cx)?;
-        Ok(vec![cx.ty(0)?.clone()])
-    },
+    infer: same_type_of_any,
     cost: |cx| cx.per_largest_operand(1),
     memory: |cx| fresh(cx).in_place_operands(cx, &[0]),
     ..row("AllReduce", OpClass::Exchange, Effect::Collective)
@@ -286,6 +303,15 @@ pub static START_ALL_REDUCE: OpDef = OpDef {
 
 /// The rank's own slice of the sum.
 pub static REDUCE_SCATTER: OpDef = OpDef {
+    grad: Grad::First(|cx| {
+        let (x, dy, attrs) = (cx.x(0), cx.dy0(), cx.attrs());
+        let ranks = Dim::from(attrs.int(RANKS));
+        if cx.b.ty(x).elements().exact_div(&ranks).is_none() {
+            return Err(no_rule(cx, "the slices of ranks are not of one size"));
+        }
+        let whole = cx.b.emit(&CONCAT_RANKS, &[dy], attrs)?;
+        reshape_like(cx, whole, x)
+    }),
     ins: slots!["x"],
     outs: slots!["slice"],
     infer: |cx| {
@@ -360,6 +386,30 @@ pub static ALL_GATHER: OpDef = OpDef {
     },
     cost: |cx| cx.per_largest_operand(1),
     ..row("AllGather", OpClass::Exchange, Effect::Pure)
+};
+
+/// The tensors of all ranks, which are of one type, one after the other along the first axis. On a rank, the gradient is its rows of the
+/// sum over all ranks.
+pub static CONCAT_RANKS: OpDef = OpDef {
+    grad: Grad::First(|cx| {
+        let (x, dy, attrs) = (cx.x(0), cx.dy0(), cx.attrs());
+        let own = cx.b.emit(&REDUCE_SCATTER, &[dy], attrs)?;
+        reshape_like(cx, own, x)
+    }),
+    ins: slots!["x"],
+    outs: slots!["all"],
+    infer: |cx| {
+        checked(cx)?;
+        let (mut rows, ranks) = (cx.ty(0)?.clone(), Dim::from(cx.attrs.int(RANKS)));
+        match rows.dims.first_mut() {
+            Some(size) => *size = size.mul(&ranks),
+            None => return Err(cx.fail("axis", "a scalar has no rows")),
+        }
+        Ok(vec![rows])
+    },
+    cost: |cx| cx.per_largest_operand(1),
+    memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
+    ..row("ConcatRanks", OpClass::Exchange, Effect::Collective)
 };
 
 /// The rank's own part of a parameter, which is the first operand. The second names the parameter and gives the type of the
@@ -445,10 +495,7 @@ pub static OWN_INDICES: OpDef = OpDef {
 pub static SHARED: OpDef = OpDef {
     ins: slots!["x"],
     outs: slots!["shared"],
-    infer: |cx| {
-        checked(cx)?;
-        Ok(vec![cx.ty(0)?.clone()])
-    },
+    infer: same_type_of_any,
     grad: Grad::First(|cx| {
         let (dy, attrs) = (cx.dy0(), cx.attrs());
         cx.b.emit(&ALL_REDUCE, &[dy], attrs)
@@ -509,7 +556,8 @@ pub fn received_bytes(node: &Node, bytes: &dyn Fn(ValueId) -> u64) -> u64 {
     if !is_exchange(node.op) {
         return 0;
     }
-    let whole_bytes = match node.op == &ALL_GATHER || node.op == &GATHER_KEPT {
+    let gathers = [&ALL_GATHER, &GATHER_KEPT, &CONCAT_RANKS];
+    let whole_bytes = match gathers.contains(&node.op) {
         true => bytes(node.outs[0]),
         false => node.operands().map(bytes).max().unwrap_or(0),
     };
@@ -530,6 +578,15 @@ pub fn reads_contents(graph: &Graph, value: ValueId) -> bool {
 /// Returns true for a weight of which each rank keeps a slice or a part: the graph reads its type alone.
 pub fn is_sharded(graph: &Graph, weight: ValueId) -> bool {
     !graph.value(weight).uses().is_empty() && !reads_contents(graph, weight)
+}
+
+/// Checks that the operand can be summed over any number of ranks, and returns its type.
+fn same_type_of_any(cx: &InferCx) -> Result<Vec<Ty>> {
+    if cx.attrs.int(RANKS) != ANY_RANKS {
+        ranks_of(cx)?;
+    }
+    cx.want_dtype(0, DType::is_float, "a floating-point type")?;
+    Ok(vec![cx.ty(0)?.clone()])
 }
 
 /// Checks the number of ranks and that the operand can be summed.

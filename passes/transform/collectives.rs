@@ -15,7 +15,9 @@ use crate::error::{Error, Result};
 use crate::ir::op::Effect;
 use crate::ir::typing::Contents;
 use crate::ir::{Attrs, DType, Graph, Id, NodeId, Role, ValueId};
-use crate::ops::collective::{ALL_REDUCE, DATA_PARALLEL, TENSOR_PARALLEL, of_group};
+use crate::ops::collective::{
+    ALL_REDUCE, DATA_PARALLEL, TENSOR_PARALLEL, groups, of_group, set_ranks,
+};
 use crate::ops::names::{EQUAL, GREATER, MAX, NOT, REDUCE_SUM, SIZE, WHERE};
 use crate::ops::{Builder, EmitExt};
 use crate::transform::loss::Seed;
@@ -168,6 +170,39 @@ impl fmt::Display for Shard {
 pub fn has_collectives(graph: &Graph) -> bool {
     let mut nodes = graph.nodes();
     nodes.any(|(_, node)| node.op.effect == Effect::Collective)
+}
+
+/// Makes the mesh those ranks that the collectives of a model are over. Returns whether it has some of its own.
+///
+/// # Errors
+/// Collectives over another number of ranks; ranks that share layers.
+pub fn take_own(graph: &mut Graph, mesh: &Mesh) -> Result<bool> {
+    let is_own = |id: &&NodeId| graph.node(**id).op.effect == Effect::Collective;
+    let Some(first) = graph.order().iter().find(is_own) else {
+        return Ok(false);
+    };
+    let first = graph.describe(*first);
+    if mesh.tp > 1 {
+        return Err(
+            fail("the model has collectives of its own, so ranks cannot share its layers")
+                .at(first)
+                .help("leave tp out, or export the model without collectives"),
+        );
+    }
+    set_ranks(graph, DATA_PARALLEL, i64::from(mesh.dp));
+    let groups = groups(graph).into_iter();
+    match groups
+        .map(|(_, ranks)| ranks)
+        .find(|n| *n != i64::from(mesh.dp))
+    {
+        None => Ok(true),
+        Some(ranks) => Err(
+            fail("the collectives of the model are over another number of ranks")
+                .at(first)
+                .expected(format!("{ranks} ranks"))
+                .found(format!("--mesh {mesh}")),
+        ),
+    }
 }
 
 /// Starts the backward pass from this rank's share of the loss, and makes the mean over all ranks the output.

@@ -147,7 +147,11 @@ fn runtime() -> Vec<Finding> {
             session::threads()
         ),
     )];
-    found.push(match device::of(Place::Cuda(0)).open() {
+    let cuda = device::of(Place::Cuda(0)).open();
+    if cuda.is_ok() {
+        found.push(nccl(Place::Cuda(0)));
+    }
+    found.push(match cuda {
         Ok(()) => good("cuda", "cuda:0 can be used".into()),
         Err(e) => {
             let mut notes = e.notes().filter(|(label, _)| *label == "found");
@@ -162,4 +166,17 @@ fn runtime() -> Vec<Finding> {
         }
     });
     found
+}
+
+/// Tries to exchange tensors on a CUDA device.
+#[cfg(feature = "torch")]
+fn nccl(place: ckpt_opt::place::Place) -> Finding {
+    match ckpt_opt::runtime::ranks::try_nccl(place) {
+        Ok(version) => good("nccl", format!("version {version} works for one rank")),
+        Err(e) => missing(
+            "nccl",
+            e.to_string(),
+            "train by one process: leave --ranks out".into(),
+        ),
+    }
 }

@@ -23,7 +23,9 @@ pub fn calibrate(args: &CalibrateArgs) -> Result<u8> {
     }
     check_count(args.ranks, place.as_ref().map_or(1, |place| place.ranks))?;
     let request = device::Request {
-        place: args.measuring.on.device,
+        place: place.as_ref().map_or(args.measuring.on.device, |rank| {
+            rank.place(args.measuring.on.device)
+        }),
         threads: args.measuring.on.threads,
         name: args.name.clone(),
         runs: args.measuring.runs,

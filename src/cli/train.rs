@@ -34,6 +34,9 @@ pub fn run(args: &TrainArgs) -> Result<u8> {
     check_count(args.ranks, ranks)?;
     let leads = place.as_ref().is_none_or(|place| place.rank == 0);
     let options = TrainOptions {
+        place: place
+            .as_ref()
+            .map_or(args.on.device, |rank| rank.place(args.on.device)),
         ranks: place,
         ..options(args)
     };

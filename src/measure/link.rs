@@ -94,7 +94,7 @@ impl Collective {
 /// # Errors
 /// Another rank is gone, too late, or measures something else.
 pub fn link(request: &Request, options: &RankOptions) -> Result<Link> {
-    let ranks = Ranks::join(options)?;
+    let ranks = Ranks::join(options, request.place)?;
     let settings = format!("{} runs of {} numbers", request.runs, request.vector);
     ranks.agree("measurement", &settings)?;
     ranks.open(DATA_PARALLEL)?;

@@ -12,7 +12,7 @@ use tch::{Device, Tensor};
 pub use super::cpu::resident_bytes;
 
 /// libtorch numbers devices in a signed byte.
-const MOST_DEVICES: usize = 128;
+pub const MOST_DEVICES: usize = 128;
 
 static CUDA: LazyLock<Vec<Cuda>> = LazyLock::new(|| (0..MOST_DEVICES).map(Cuda).collect());
 

@@ -9,8 +9,10 @@
 //! they take among others.
 
 use super::convert::tch_error;
+use super::device;
+use crate::place::Place;
 use ckpt_passes::ir::Graph;
-use ckpt_passes::ops::collective::{groups as groups_of, slice_of};
+use ckpt_passes::ops::collective::{ANY_RANKS, groups as groups_of, slice_of};
 use ckpt_passes::{Error, Result};
 use ckpt_torch::{TorchError, ranks};
 use std::collections::BTreeMap;
@@ -50,6 +52,8 @@ pub struct RankOptions {
     pub ranks: usize,
     /// How long to wait for another rank.
     pub limit: Duration,
+    /// The number of this rank among those on its machine.
+    local: usize,
     meeting: Meeting,
     /// How often all ranks were started again: an earlier attempt has left its words in the store.
     attempt: String,
@@ -113,9 +117,20 @@ impl RankOptions {
             rank,
             ranks,
             limit,
+            local: number("LOCAL_RANK")?.unwrap_or(rank),
             meeting,
             attempt: variable("TORCHELASTIC_RESTART_COUNT").unwrap_or("0".into()),
         }))
+    }
+}
+
+impl RankOptions {
+    /// Returns the place of this rank: of the CUDA devices from `first` on, each rank of a machine has one.
+    pub fn place(&self, first: Place) -> Place {
+        match first {
+            Place::Cpu => Place::Cpu,
+            Place::Cuda(n) => Place::Cuda((n + self.local).min(device::MOST_DEVICES - 1)),
+        }
     }
 }
 
@@ -126,17 +141,22 @@ pub struct Ranks {
     /// How many ranks there are.
     pub ranks: usize,
     limit: Duration,
+    place: Place,
     store: ranks::Store,
     /// The address to listen at, where all ranks are on one machine.
     host: Option<&'static str>,
 }
 
 impl Ranks {
-    /// Meets the others in a store.
+    /// Meets the others in a store. Tensors at `place` are exchanged by Gloo on the CPU, by NCCL on a CUDA device.
     ///
     /// # Errors
-    /// Nobody serves the store within the time limit.
-    pub fn join(options: &RankOptions) -> Result<Ranks> {
+    /// Nobody serves the store within the time limit; no such device, or no NCCL.
+    pub fn join(options: &RankOptions, place: Place) -> Result<Ranks> {
+        if place != Place::Cpu {
+            device::of(place).open()?;
+            nccl_version()?;
+        }
         let prefix = format!("ckpt-opt/{}", options.attempt);
         let (ranks, limit) = (options.ranks, options.limit);
         let (store, is_local) = match &options.meeting {
@@ -167,6 +187,7 @@ impl Ranks {
             rank: options.rank,
             ranks,
             limit,
+            place,
             store,
             host: (is_local && !is_named).then_some("127.0.0.1"),
         })
@@ -249,8 +270,14 @@ impl Ranks {
     /// A rank does not come within the time limit; there is no network.
     pub fn open(&self, name: &str) -> Result<Group> {
         let place = (self.rank, self.ranks);
-        ranks::join(&self.store, name, place, self.limit, self.host).map_err(|e| self.lost(&e))?;
+        self.make(name, place)?;
         Ok(put(name, (name.into(), place), true))
+    }
+
+    fn make(&self, name: &str, place: (usize, usize)) -> Result<()> {
+        let has_devices = self.place != Place::Cpu;
+        ranks::join(&self.store, name, place, self.limit, self.host, has_devices)
+            .map_err(|e| self.lost(&e))
     }
 
     /// Makes the groups of a mesh that this rank is in, where ranks have parts of layers.
@@ -260,8 +287,7 @@ impl Ranks {
     pub fn open_mesh(&self, at: &Coordinates) -> Result<()> {
         for (name, place, number) in at.groups() {
             let own = format!("{name}/{number}");
-            ranks::join(&self.store, &own, place, self.limit, self.host)
-                .map_err(|e| self.lost(&e))?;
+            self.make(&own, place)?;
             put(name, (own, place), true);
         }
         Ok(())
@@ -322,6 +348,38 @@ fn another_number(expected: usize, found: usize) -> Box<Error> {
 
 const HOW_TO_START: &str = "train it with `ckpt-opt train --ranks N` or `torchrun --no-python`; `ckpt-opt run --rank 0/N` plays one rank";
 
+/// Returns the version of NCCL as a number: 22809 is 2.28.9.
+///
+/// # Errors
+/// libtorch's CUDA library has not been loaded, or has another NCCL.
+pub fn nccl_version() -> Result<i64> {
+    ranks::nccl_version().map_err(|e| {
+        Error::environment("rank", "ranks cannot exchange tensors on CUDA devices")
+            .expected("NCCL 2 in the CUDA library of libtorch 2.11.0")
+            .found(e.message)
+            .help("train on CPUs: --device cpu")
+    })
+}
+
+/// Sums a tensor on a CUDA device over a group of one rank, to try NCCL. Returns its version.
+///
+/// # Errors
+/// There is no NCCL, or it does not work there.
+pub fn try_nccl(place: Place) -> Result<i64> {
+    let version = nccl_version()?;
+    let failed = |e: TorchError| fail("NCCL does not work").found(e.message);
+    let folder = tempfile::tempdir().map_err(|e| fail(format!("no temporary folder: {e}")))?;
+    let (path, limit) = (folder.path().join("store"), Duration::from_secs(20));
+    let store = ranks::Store::file(&path.display().to_string(), 1, limit, "").map_err(failed)?;
+    ranks::join(&store, "try", (0, 1), limit, Some("127.0.0.1"), true).map_err(failed)?;
+    let one = device::moved(Tensor::from_slice(&[1i64]), place)?;
+    ranks::sum(("try", 0, 1), 0, std::slice::from_ref(&one), None).map_err(failed)?;
+    match one.f_int64_value(&[0]).map_err(|e| tch_error(&e))? {
+        1 => Ok(version),
+        sum => Err(fail("NCCL does not work").found(format!("a sum of one number 1 is {sum}"))),
+    }
+}
+
 /// Returns the bytes of the buffers that exchanges have taken, beside libtorch's allocator.
 pub fn exchange_bytes() -> u64 {
     ranks::scratch_bytes()
@@ -371,7 +429,7 @@ pub fn alone(name: &str, place: (usize, usize)) -> Group {
     put(name, (name.into(), place), false)
 }
 
-/// Returns the group of a name, which must have that many ranks. One rank needs no group.
+/// Returns the group of a name, which must have that many ranks, or [`ANY_RANKS`]. One rank needs no group.
 pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
     if ranks == 1 {
         return Ok(Group {
@@ -386,9 +444,12 @@ pub(super) fn group(name: &str, ranks: i64) -> Result<Group> {
             "ranks",
             "the graph is for several ranks, and this is one process",
         )
-        .expected(format!("{ranks} ranks"))
+        .expected(match ranks {
+            ANY_RANKS => "several ranks".into(),
+            ranks => format!("{ranks} ranks"),
+        })
         .help(HOW_TO_START)),
-        Some(group) if group.ranks != ranks => {
+        Some(group) if ranks != ANY_RANKS && group.ranks != ranks => {
             Err(another_number(ranks as usize, group.ranks as usize))
         }
         Some(group) => Ok(group.clone()),

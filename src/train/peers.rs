@@ -38,13 +38,8 @@ impl Peers {
     /// Meets the others, which train the same graph.
     ///
     /// # Errors
-    /// A graph that ranks do not share; another place than the CPU; ranks that do not come.
+    /// A graph that ranks do not share; a device without NCCL; ranks that do not come.
     pub fn join(options: &RankOptions, place: Place, graph: &Graph) -> Result<Peers> {
-        if place != Place::Cpu {
-            return Err(Error::usage("ranks", "several ranks train on CPUs so far")
-                .found(format!("--device {place}"))
-                .help("leave --device or --ranks out"));
-        }
         if !has_collectives(graph) {
             return Err(Error::usage(
                 "ranks",
@@ -55,7 +50,7 @@ impl Peers {
         }
         Ok(Peers {
             at: Coordinates::of(graph, (options.rank, options.ranks))?,
-            ranks: Arc::new(Ranks::join(options)?),
+            ranks: Arc::new(Ranks::join(options, place)?),
             group: None,
         })
     }

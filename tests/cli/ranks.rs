@@ -2,13 +2,16 @@
 //! was predicted; and no rank waits for one that is gone.
 
 mod parts;
+mod program;
 
 use crate::support::command;
 
+use ckpt_opt::frontend::onnx::proto::ModelProto;
 use ckpt_opt::tensors::{self, Tensors};
 use ckpt_opt::train::metrics;
 use ckpt_passes::ir::{DType, Tensor};
 use command::{call, code, command, fixture, json, stderr};
+use prost::Message;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
@@ -793,5 +796,86 @@ fn a_written_step_of_ranks_is_trained_by_as_many_and_run_by_no_other() {
         stderr(&done).contains("each would train by itself"),
         "{}",
         stderr(&done)
+    );
+}
+
+#[test]
+fn a_training_graph_of_ranks_is_written_for_onnx_runtime() {
+    let dir = workplace();
+    let made = |more: &[&str]| {
+        let args = [
+            "gpt2.onnx",
+            "-o",
+            "ort.onnx",
+            "--loss",
+            "causal-lm",
+            "--policy",
+            "full",
+            "--mesh",
+            "dp=2",
+            "--optimizer",
+            "sgd",
+            "--collectives",
+            "onnxruntime",
+        ];
+        call(dir.path(), &[&args[..], more].concat())
+    };
+    let written = made(&[]);
+    assert_eq!(code(&written), 0, "{}", stderr(&written));
+    assert!(
+        stderr(&written).contains("by rounding"),
+        "{}",
+        stderr(&written)
+    );
+    let bytes = std::fs::read(dir.path().join("ort.onnx")).unwrap();
+    let model = ModelProto::decode(bytes.as_slice()).unwrap();
+    let nodes = model.graph.unwrap().node;
+    let sums = nodes.iter().filter(|n| n.op_type() == "NcclAllReduce");
+    let gradients = nodes
+        .iter()
+        .filter(|n| n.op_type().starts_with("Sgd"))
+        .count();
+    // Of each gradient, and of the number of labels and the loss.
+    assert!(gradients > 20);
+    assert_eq!(sums.count(), gradients + 2);
+    assert!(nodes.iter().all(|n| n.op_type() != "Wait"));
+    let refused = made(&["--shard", "grads"]);
+    assert_eq!(code(&refused), 2);
+    assert!(
+        stderr(&refused)
+            .contains("error[collectives]: ONNX Runtime has no op for this node: it depends on"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+/// Where there are two CUDA devices, `tools/cuda-checks` trains on them.
+#[test]
+fn nccl_is_found_in_the_cuda_library_or_refused() {
+    if ckpt_torch::cuda::load().is_ok() {
+        // Its names are found, and a group is begun, also where there is no device.
+        assert!(ckpt_torch::ranks::nccl_version().unwrap() > 20_000);
+        let (dir, limit) = (tempfile::tempdir().unwrap(), Duration::from_secs(9));
+        let path = dir.path().join("store").display().to_string();
+        let store = ckpt_torch::ranks::Store::file(&path, 1, limit, "").unwrap();
+        let made = ckpt_torch::ranks::join(&store, "n", (0, 1), limit, Some("127.0.0.1"), true);
+        assert!(made.is_ok() || made.unwrap_err().message.contains("no GPUs found"));
+        return;
+    }
+    let missing = ckpt_torch::ranks::nccl_version().unwrap_err().message;
+    assert!(missing.contains("CUDA library is not loaded"), "{missing}");
+    let dir = workplace();
+    let more = [
+        "--dim", "batch=2", "--steps", "1", "--ranks", "2", "--device", "cuda",
+    ];
+    let refused = call(
+        dir.path(),
+        &args("gpt2.onnx", "even.safetensors", "out", &more),
+    );
+    assert_eq!(code(&refused), 5);
+    assert!(
+        stderr(&refused).contains("libtorch_cuda.so"),
+        "{}",
+        stderr(&refused)
     );
 }

@@ -9,6 +9,7 @@ mod foreign;
 mod hostile;
 mod imports;
 mod layout;
+mod onnxruntime;
 mod ops;
 mod ort_training;
 mod plans;

@@ -16,6 +16,7 @@ from tools.cuda import context, models
 from tools.cuda.context import Context, Skipped
 from tools.lib import tolerance
 from tools.lib.compiler import Refused, read_tensors
+from tools.lib.options import dim_options
 
 STEPS = 20
 """Steps in a row, of which the last one is compared."""
@@ -62,6 +63,10 @@ def doctor(cx: Context) -> None:
     for finding in report["findings"]:
         cx.records.add(finding=finding)
     cx.records.condition("the binary has the runtime", report["runtime"])
+    if not cx.dry:
+        nccl = [finding for finding in report["findings"] if finding["name"] == "nccl"]
+        found = nccl[0]["found"] if nccl else "no such finding"
+        cx.records.condition("NCCL sums over one rank", bool(nccl) and nccl[0]["state"] == "good", found)
 
 
 def fixture(cx: Context) -> None:
@@ -326,3 +331,31 @@ def products(cx: Context) -> None:
             cx.records.condition(
                 f"{case}: sums are exact", (found == wanted).all(), f"{found.max()}, expected {wanted}"
             )
+
+
+RANKS = ((1, "none"), (2, "none"), (2, "params"))
+"""Numbers of ranks, and what each keeps a slice of. Two need two devices."""
+LOSS_TOLERANCE = 1e-4
+"""NCCL adds up gradients in an order of its own."""
+
+
+def ranks(cx: Context) -> None:
+    """Trains a fixture on one rank and, where there are two devices, on two, which exchange by NCCL."""
+    tokens = cx.folder / "tokens.bin"
+    tokens.write_bytes(b"".join(((7 * i * i + i) % 50).to_bytes(2, "little") for i in range(768)))
+    devices = len(RANKS) if cx.dry else len(output(["nvidia-smi", "--list-gpus"]).splitlines())
+    expected = None
+    for count, shard in RANKS:
+        case = f"gpt2, {count} ranks, --shard {shard}"
+        if count > devices:
+            cx.records.add(machine={case: f"left out: {devices} device"})
+            continue
+        options = ["--loss", "causal-lm", "--policy", "full", "--lr", "1e-2", "--steps", "6", "--shard", shard]
+        options += ["--device", cx.device, "--ranks", str(count), *dim_options({"batch": 4 // count, "seq": 16})]
+        files = ("--data", tokens, "--out", cx.folder / f"{count}-{shard}")
+        report = cx.compiler.call_json("train", cx.fixture("gpt2"), *options, *files)
+        loss, peaks = report["last_loss"], [rank["peak_bytes"] for rank in report["ranks"]]
+        expected = expected or loss
+        near = abs(loss - expected) <= LOSS_TOLERANCE * expected
+        found = f"{loss}, {expected} on one rank; peaks of {peaks or [report['peak_bytes']]} bytes"
+        cx.records.condition(f"{case}: the last loss is that of one rank", near, found)

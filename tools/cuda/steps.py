@@ -24,6 +24,7 @@ STEPS = [
     Step("fused kernels", TOGETHER, 60, correctness.fused_kernels),
     Step("attention", TOGETHER, 45, correctness.attention),
     Step("16-bit products", TOGETHER, 30, correctness.products),
+    Step("ranks", TOGETHER, 60, correctness.ranks),
     Step("llama unplanned", TRAINING, 40, training.ours(LLAMA, UNPLANNED)),
     Step("llama planned", TRAINING, 35, training.ours(LLAMA, "planned")),
     Step("llama tiled loss", TRAINING, 35, training.ours(LLAMA, "tiled-loss")),

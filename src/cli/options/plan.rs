@@ -190,6 +190,9 @@ pub struct OptimizeArgs {
     /// List trained weights among the inputs of OUT, so that a training loop in ONNX Runtime can feed updated ones
     #[arg(long, help_heading = "Output")]
     pub weights_as_inputs: bool,
+    /// Write exchanges between ranks as ops of ckpt-opt or of onnxruntime (builds with NCCL)
+    #[arg(long, value_name = "WORD", default_value = "ckpt-opt", value_parser = ["ckpt-opt", "onnxruntime"], help_heading = "Output")]
+    pub collectives: String,
     /// Write the plan as JSON
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub plan_out: Option<PathBuf>,

@@ -6,6 +6,15 @@ use ckpt_passes::ir::{DType, Dim};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TensorId(pub(super) u32);
 
+/// The group of ranks that the collectives of a program name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// How many ranks it has; 0 as long as no collective says so.
+    pub ranks: i64,
+}
+
 /// An argument or a result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {

@@ -21,6 +21,7 @@ kernels! {
     SHARED => itself;
     KEEP_SLICE => keep_slice;
     GATHER_KEPT => gather_kept;
+    CONCAT_RANKS => concat_ranks;
 }
 
 /// Returns the group that a node names; it must be of as many ranks.
@@ -148,6 +149,13 @@ fn keep_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn gather_kept(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (slice, form) = (cx.x(0)?, cx.x(1)?.size());
     Ok(vec![gathered(&group_of(cx)?, slice, &form[1..])?])
+}
+
+fn concat_ranks(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (x, group) = (cx.x(0)?, group_of(cx)?);
+    let mut dims = x.size();
+    dims[0] *= group.ranks;
+    Ok(vec![gathered(&group, &as_vector(&dense(x)?)?, &dims)?])
 }
 
 fn itself(cx: &KernelCx) -> Result<Vec<Tensor>> {

@@ -121,17 +121,30 @@ impl Drop for Store {
     }
 }
 
-/// Makes a group of ranks on the CPU, over Gloo, under a name that libtorch's `_c10d_functional` operators know, too. `host` is
-/// the address to listen at, by default that of the host's name or of the interface in `GLOO_SOCKET_IFNAME`.
+/// Returns the version of NCCL (22809 is 2.28.9), after [`cuda::load`](crate::cuda::load).
 ///
 /// # Errors
-/// `Refused` if a rank does not come within the time limit, or there is no network.
+/// `Refused` if libtorch's CUDA library is not loaded, or lacks what is called here.
+pub fn nccl_version() -> Result<i64, TorchError> {
+    let mut version = 0;
+    // SAFETY: a place to write to.
+    check(unsafe { sys::ck_nccl_version(&mut version) })?;
+    Ok(version)
+}
+
+/// Makes a group of ranks, under a name that libtorch's `_c10d_functional` operators know, too: over Gloo for tensors on the
+/// CPU and, with `has_devices`, over NCCL for those on CUDA devices. `host` is the address to listen at, by default that of the
+/// host's name or of the interface in `GLOO_SOCKET_IFNAME`.
+///
+/// # Errors
+/// `Refused` if a rank does not come within the time limit, there is no network, or no NCCL.
 pub fn join(
     store: &Store,
     name: &str,
     (rank, ranks): (usize, usize),
     limit: Duration,
     host: Option<&str>,
+    has_devices: bool,
 ) -> Result<(), TorchError> {
     let (name, host) = (c_string(name)?, host.map(c_string).transpose()?);
     let host = host.as_ref().map_or(ptr::null(), |host| host.as_ptr());
@@ -144,6 +157,7 @@ pub fn join(
             ranks as i64,
             millis(limit),
             host,
+            has_devices.into(),
         )
     })
 }
@@ -160,18 +174,18 @@ pub fn leave(name: &str) -> Result<(), TorchError> {
 
 /// Sums tensors over the ranks of a group, each element in the order of ranks: in place, or this rank's slices of the sums
 /// into `slices`, which are zero where a tensor ends before them. All ranks give as many elements and the same `tag`, an even
-/// number that no other sum under way has.
+/// number that no other sum under way has. On CUDA devices NCCL chooses the order.
 ///
 /// # Errors
 /// `Refused` if a rank is gone or does not answer in time; tensors of several types, or of one that is not summed; one that
-/// is not row-major or on a device; slices of another size.
+/// is not row-major or on another device; slices of another size.
 pub fn sum(
     (name, rank, ranks): (&str, i64, i64),
     tag: i64,
     tensors: &[Tensor],
     slices: Option<&[Tensor]>,
 ) -> Result<(), TorchError> {
-    let Some(kind) = tensors.first().map(Tensor::kind) else {
+    let Some((kind, device)) = tensors.first().map(|t| (t.kind(), t.device())) else {
         return Ok(());
     };
     let code = match kind {
@@ -182,7 +196,7 @@ pub fn sum(
         Kind::BFloat16 => 15,
         other => return Err(TorchError::refused(format!("{other:?} is not summed"))),
     };
-    let fits = |t: &Tensor| t.kind() == kind && t.is_contiguous() && t.device() == Device::Cpu;
+    let fits = |t: &Tensor| t.kind() == kind && t.is_contiguous() && t.device() == device;
     let counts: Vec<i64> = tensors.iter().map(|t| t.numel() as i64).collect();
     let of_slices = slices.unwrap_or_default();
     let size = |n: &i64| n / ranks + i64::from(n % ranks > 0);
@@ -196,14 +210,25 @@ pub fn sum(
             "these tensors cannot be summed together",
         ));
     }
+    let c_name = c_string(name)?;
+    if device != Device::Cpu {
+        let lent = |all: &[Tensor]| -> Vec<_> { all.iter().map(handle::lend).collect() };
+        let (data, to) = (lent(tensors), slices.map(lent));
+        let to = to.as_ref().map_or(ptr::null(), |to| to.as_ptr());
+        let count = data.len() as i64;
+        // SAFETY: the string, the tensors and the lists of one length are lent for the call.
+        return check(unsafe {
+            sys::ck_group_sum_on_device(c_name.as_ptr(), ranks, data.as_ptr(), to, count)
+        });
+    }
     let addresses =
         |all: &[Tensor]| -> Vec<i64> { all.iter().map(|t| t.data_ptr() as i64).collect() };
-    let (data, to, name) = (addresses(tensors), slices.map(addresses), c_string(name)?);
+    let (data, to) = (addresses(tensors), slices.map(addresses));
     // SAFETY: the string and the lists of one length are lent for the call; each address is that of a tensor of so many
     // elements, which is alive until the call has returned and all its messages have ended.
     check(unsafe {
         sys::ck_group_sum(
-            name.as_ptr(),
+            c_name.as_ptr(),
             rank,
             ranks,
             tag,

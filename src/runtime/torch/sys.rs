@@ -306,6 +306,15 @@ unsafe extern "C" {
         ranks: i64,
         timeout_ms: i64,
         host: *const c_char,
+        has_devices: i32,
+    ) -> i32;
+    pub fn ck_nccl_version(version: *mut i64) -> i32;
+    pub fn ck_group_sum_on_device(
+        name: *const c_char,
+        ranks: i64,
+        tensors: *const *const c_void,
+        slices: *const *const c_void,
+        count: i64,
     ) -> i32;
     pub fn ck_group_leave(name: *const c_char) -> i32;
     pub fn ck_group_sum(

@@ -590,3 +590,73 @@ fn sizes_have_the_names_that_an_export_gave_them() {
     );
     refused(named(&json!([])), &["names of sizes are damaged"]);
 }
+
+/// A program with a collective of so many arguments behind `linear`.
+fn collective(name: &str, args: &[(&str, Value)]) -> Value {
+    let target = format!("torch.ops._c10d_functional.{name}.default");
+    let group = [("group_name", json!({"as_string": "0"}))];
+    let args = [&[("input", tensor("linear"))], args, &group].concat();
+    node(&target, &args, tensor("y"))
+}
+
+#[test]
+fn collectives_without_an_equivalent_are_refused_by_name() {
+    let word = |text: &str| json!({"as_string": text});
+    let sum = ("reduce_op", word("sum"));
+    let all_reduce = collective("all_reduce", std::slice::from_ref(&sum));
+    let waited = [("tensor", tensor("y"))];
+    let waited = node(
+        "torch.ops._c10d_functional.wait_tensor.default",
+        &waited,
+        tensor("z"),
+    );
+    let good = Program::new(&[all_reduce.clone(), waited], &[]);
+    assert_eq!(outputs(&good, &[]), ["y: f32[s0, 3]"]);
+    let at = "node 1 (torch.ops._c10d_functional.";
+    let sizes = json!({"as_ints": [1, 1]});
+    let pairs = [
+        ("output_split_sizes", sizes.clone()),
+        ("input_split_sizes", sizes),
+    ];
+    let mean = ("reduce_op", word("avg"));
+    for (name, args, words) in [
+        ("broadcast", &[("src", int(0))][..], "no such op over ranks"),
+        ("all_to_all_single", &pairs, "no such op over ranks"),
+        (
+            "all_reduce_coalesced",
+            std::slice::from_ref(&sum),
+            "once for each tensor",
+        ),
+        ("all_reduce", &[mean], "`reduce_op` avg"),
+        (
+            "reduce_scatter_tensor",
+            &[sum.clone(), ("group_size", int(2))],
+            "a multiple of 2",
+        ),
+        (
+            "all_gather_into_tensor",
+            &[("group_size", int(0))],
+            "no such number of ranks",
+        ),
+    ] {
+        let program = Program::new(&[collective(name, args)], &[]);
+        refused(zip(&program.entries()), &[at, name, words]);
+    }
+    let again = |args: &[(&str, Value)], group: &str| {
+        let mut second = collective("all_gather_into_tensor", args);
+        second["outputs"] = json!([tensor("y2")]);
+        second["inputs"][2]["arg"] = word(group);
+        let mut first = second.clone();
+        (first["outputs"], first["inputs"][1]["arg"]) = (json!([tensor("y")]), int(2));
+        first["inputs"][2]["arg"] = word("0");
+        zip(&Program::new(&[first, second], &[]).entries())
+    };
+    refused(
+        again(&[("group_size", int(2))], "7"),
+        &["error[ranks]", "several groups", "the group `7`"],
+    );
+    refused(
+        again(&[("group_size", int(3))], "0"),
+        &["two sizes", "3 ranks"],
+    );
+}

@@ -12,7 +12,7 @@
 //! axes decide; a 0-d tensor, and then a plain number, counts only where its kind is higher (bool, integer, float).
 
 use super::super::scalars;
-use super::super::value::{TensorId, Value};
+use super::super::value::{Group, TensorId, Value};
 use super::promotion::{combine, promote};
 use crate::frontend::lower::number;
 use ckpt_passes::analysis::ranges;
@@ -74,6 +74,7 @@ pub struct Lowering<'g> {
     /// Tensors that stand for plain numbers. Type promotion treats them as numbers.
     plain: BTreeSet<TensorId>,
     warnings: Vec<String>,
+    pub(super) group: Option<Group>,
     /// How many results the program takes from the op that is called, where it says so.
     pub(in crate::frontend::torch) results: Option<usize>,
 }
@@ -95,6 +96,7 @@ impl<'g> Lowering<'g> {
             seed: None,
             plain: BTreeSet::new(),
             warnings: Vec::new(),
+            group: None,
         }
     }
 
@@ -266,6 +268,7 @@ impl<'g> Lowering<'g> {
             bail!("outputs", "the program returns no tensor");
         }
         self.warn_of_lost_writes();
+        self.settle_group();
         // Only the program's own parameters are parameters. The tables that ops are lowered with are not.
         let inits = self.b.graph.inits();
         let inits: Vec<(ValueId, String)> = inits.map(|(id, v)| (id, v.name.clone())).collect();

@@ -32,6 +32,7 @@ mod products;
 mod promotion;
 mod quantised;
 mod random;
+mod ranks;
 mod recurrent;
 mod reduce;
 mod signature;

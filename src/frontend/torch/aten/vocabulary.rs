@@ -7,7 +7,8 @@ use super::lowering::{Lowering, View};
 use super::signature::{Bound, Formula, Op, Vocabulary};
 use super::{
     activation, arrange, attention, backward, complex, composed, create, fourier, image, index,
-    loss, native, norm, pointwise, products, quantised, random, recurrent, reduce, strided, views,
+    loss, native, norm, pointwise, products, quantised, random, ranks, recurrent, reduce, strided,
+    views,
 };
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::EmitExt;
@@ -33,6 +34,7 @@ const FAMILIES: &[(&[Op], &[Formula])] = &[
     (products::OPS, products::FORMULAS),
     (quantised::OPS, quantised::FORMULAS),
     (random::OPS, random::FORMULAS),
+    (ranks::OPS, ranks::FORMULAS),
     (recurrent::OPS, recurrent::FORMULAS),
     (reduce::OPS, reduce::FORMULAS),
     (strided::OPS, &[]),
@@ -48,6 +50,11 @@ const VIEWS: &str = "squeeze swapaxes swapdims t transpose unsqueeze";
 const REFUSED: &[&str] = &[
     "_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward max_pool2d_with_indices_backward \
      native_group_norm_backward: it is of a backward pass; export the forward pass alone",
+    "_c10d_functional::broadcast: there is no such op over ranks; multiply by 0 on the other ranks, and sum with all_reduce",
+    "_c10d_functional::all_to_all_single _c10d_functional_autograd::all_to_all_single: there is no such op over ranks; gather \
+     all rows, and take those that are wanted",
+    "_c10d_functional::all_reduce_coalesced _c10d_functional::all_gather_into_tensor_coalesced \
+     _c10d_functional::reduce_scatter_tensor_coalesced: call it once for each tensor",
     "_embedding_bag embedding_bag: use embedding, and sum or mean over an axis",
     "_weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros: its weight is packed for one \
      kind of device; export the layout that unpacks on all",

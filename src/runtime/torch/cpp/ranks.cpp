@@ -1,7 +1,9 @@
 // Stores and groups of processes ("ranks") over c10d. sums.cpp adds up what ranks have.
 #define USE_C10D_GLOO 1
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -9,11 +11,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "runtime.h"
 #include "status.h"
 
 namespace {
@@ -22,6 +26,8 @@ using Millis = std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
 
 // c10d's registry of names holds groups weakly. Never destroyed: the threads of a group whose peer is gone may outlive main.
 std::map<std::string, GroupPtr>& held() {
@@ -48,9 +54,69 @@ at::Tensor lent(const at::Tensor& tensor, int64_t from, int64_t bytes) {
   return at::from_blob(data + from, {bytes}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
 }
 
+// All works end before the first failure is thrown: none may write to a tensor afterwards.
+void finish(const std::vector<WorkPtr>& works) {
+  std::exception_ptr failure;
+  for (const auto& work : works) {
+    try {
+      work->wait();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+// What makes NCCL's groups, by its names in libtorch's CUDA library: headers of NCCL and CUDA are not needed.
+struct Nccl {
+  void (*make_options)(void* self, bool is_high_priority);
+  // By the C++ ABI a smart pointer is passed by its address, and the callee moves out of it.
+  void (*make_group)(void* self, StorePtr* store, int rank, int ranks, OptionsPtr* options);
+  int version;
+};
+
+const Nccl& nccl() {
+  static const Nccl found = [] {
+    auto find = [](const char* name) {
+      void* at = ckpt::runtime_function<void*>(name);
+      TORCH_CHECK(at != nullptr, "libtorch's CUDA library is not loaded, or it has no ", name);
+      return at;
+    };
+    Nccl made{};
+    made.version = reinterpret_cast<int (*)()>(find("_ZN4c10d20getNcclVersionNumberEv"))();
+    TORCH_CHECK(made.version / 10000 == 2, "NCCL 2 is needed, and its number here is ", made.version);
+    made.make_options = reinterpret_cast<decltype(made.make_options)>(find("_ZN4c10d16ProcessGroupNCCL7OptionsC1Eb"));
+    made.make_group = reinterpret_cast<decltype(made.make_group)>(
+        find("_ZN4c10d16ProcessGroupNCCLC1EN3c1013intrusive_ptrINS_5StoreENS1_6detail34intrusive_target_default_null_"
+             "typeIS3_EEEEiiNS2_INS0_7OptionsENS5_IS8_EEEE"));
+    return made;
+  }();
+  return found;
+}
+
+void* zeroed(size_t bytes) { return std::memset(::operator new(bytes), 0, bytes); }
+
+// Only the library knows how large its objects are (1,112 bytes for the group of 2.11.0), so they get far more.
+BackendPtr nccl_group(StorePtr store, int rank, int ranks, Millis timeout) {
+  // A rank that is gone is an error of `wait` then. Otherwise a thread of the group ends the process.
+  setenv("TORCH_NCCL_BLOCKING_WAIT", "1", /*overwrite=*/0);
+  void* memory = zeroed(16384);
+  nccl().make_options(memory, false);
+  auto options = OptionsPtr::unsafe_steal_from_new(static_cast<c10d::Backend::Options*>(memory));
+  options->timeout = timeout;
+  memory = zeroed(65536);
+  nccl().make_group(memory, &store, rank, ranks, &options);
+  return BackendPtr::unsafe_steal_from_new(static_cast<c10d::Backend*>(memory));
+}
+
 }  // namespace
 
 extern "C" {
+
+// Checks that libtorch's CUDA library is loaded and has the NCCL that is called here. Returns its version: 22809 is 2.28.9.
+int32_t ck_nccl_version(int64_t* version) {
+  return ckpt::guarded([&] { *version = nccl().version; });
+}
 
 // Connects to the store at a host and port, and serves it where `serve` is not 0. Keys get the prefix. Whether all ranks are
 // there is not waited for: whoever reads a key that a rank never wrote names that rank.
@@ -93,10 +159,11 @@ int32_t ck_store_add(const void* store, const char* key, int64_t number, int64_t
 
 void ck_store_drop(void* store) { delete static_cast<StorePtr*>(store); }
 
-// Makes a group of CPU processes, known by its name to `_c10d_functional` as well. `host` is the address to listen at; null
-// for the one that the host's name or GLOO_SOCKET_IFNAME gives.
+// Makes a group of processes, known by its name to `_c10d_functional` as well: over Gloo for tensors on the CPU and, where
+// `has_devices` is not 0, over NCCL for those on CUDA devices. `host` is the address to listen at; null for the one that the
+// host's name or GLOO_SOCKET_IFNAME gives.
 int32_t ck_group_join(const void* store, const char* name, int64_t rank, int64_t ranks, int64_t timeout_ms,
-                      const char* host) {
+                      const char* host, int32_t has_devices) {
   return ckpt::guarded([&] {
     const auto r = static_cast<int>(rank), n = static_cast<int>(ranks);
     StorePtr own = c10::make_intrusive<c10d::PrefixStore>(name, store_of(store));
@@ -108,6 +175,11 @@ int32_t ck_group_join(const void* store, const char* name, int64_t rank, int64_t
     using Type = c10d::ProcessGroup::BackendType;
     group->setBackend(c10::kCPU, Type::GLOO, c10::intrusive_ptr<c10d::Backend>(backend));
     group->setDefaultBackend(Type::GLOO);
+    if (has_devices != 0) {
+      // Gloo has keys of its own in the store.
+      StorePtr keys = c10::make_intrusive<c10d::PrefixStore>("nccl", own);
+      group->setBackend(c10::kCUDA, Type::NCCL, nccl_group(std::move(keys), r, n, Millis(timeout_ms)));
+    }
     group->setGroupName(name);
     c10d::register_process_group(name, group);
     held()[name] = group;
@@ -138,16 +210,33 @@ int32_t ck_group_gather(const char* name, const void* tensor, const int64_t* sli
       }
       from += bytes;
     }
-    // All of them end before the first failure is thrown: none may write to the tensor afterwards.
-    std::exception_ptr failure;
-    for (auto& work : works) {
-      try {
-        work->wait();
-      } catch (...) {
-        if (!failure) failure = std::current_exception();
+    finish(works);
+  });
+}
+
+// Sums row-major tensors on a device over the ranks of a group, in NCCL's order: in place, or where `slices` is not null, this
+// rank's slice of each into the tensor given there.
+int32_t ck_group_sum_on_device(const char* name, int64_t ranks, const void* const* tensors, const void* const* slices,
+                               int64_t count) {
+  return ckpt::guarded([&] {
+    auto group = c10d::resolve_process_group(name);
+    std::vector<std::vector<at::Tensor>> held;
+    std::vector<WorkPtr> works;
+    for (int64_t i = 0; i < count; ++i) {
+      held.push_back({tensor_of(tensors[i])});
+      if (slices == nullptr) {
+        works.push_back(group->allreduce(held.back()));
+        continue;
       }
+      auto slice = tensor_of(slices[i]);
+      auto& whole = held.back()[0];
+      whole = whole.view(-1);
+      // Slices are of one size, and the last ones may go beyond the tensor.
+      const auto missing = slice.numel() * ranks - whole.numel();
+      if (missing > 0) whole = at::cat({whole, at::zeros({missing}, whole.options())});
+      works.push_back(group->_reduce_scatter_base(slice, whole));
     }
-    if (failure) std::rethrow_exception(failure);
+    finish(works);
   });
 }
 }
