@@ -57,6 +57,8 @@ pub mod keys {
     pub const MASTER_WEIGHTS: &str = "ckpt.master_weights";
     /// The ranks that share the step, as `--mesh` takes them.
     pub const MESH: &str = "ckpt.mesh";
+    /// `true` where ranks that share the layers share the rows between their blocks, too.
+    pub const SEQUENCE_PARALLEL: &str = "ckpt.sequence_parallel";
     /// What each of them keeps a slice of, as `--shard` takes it.
     pub const SHARD: &str = "ckpt.shard";
     /// The bytes of gradients that are exchanged together, as `--bucket` takes them.
@@ -136,6 +138,9 @@ pub fn record(graph: &mut Graph, request: &Request, compiled: &Compiled, earlier
     }
     if let Some(mesh) = &request.mesh {
         meta.insert(keys::MESH.into(), mesh.to_string());
+        if mesh.shares_rows {
+            meta.insert(keys::SEQUENCE_PARALLEL.into(), "true".into());
+        }
         meta.insert(keys::SHARD.into(), mesh.shard.to_string());
         meta.insert(keys::BUCKET.into(), mesh.bucket_bytes.to_string());
     }
@@ -298,6 +303,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
     let sequence_chunks = meta.get(keys::TILE_SEQUENCE).map(|t| parse_chunks(t));
     let shard = meta.get(keys::SHARD).map(|t| Shard::parse(t)).transpose()?;
     let bucket = meta.get(keys::BUCKET).and_then(|t| t.parse().ok());
+    let shares_rows = truth(keys::SEQUENCE_PARALLEL)?;
     let request = Request {
         loss: Loss::parse(loss)?,
         plan: ckpt_passes::plan::Policy::NONE.into(),
@@ -334,6 +340,7 @@ pub fn read_record(meta: &BTreeMap<String, String>) -> Result<(Request, Given)> 
             stochastic_rounding: truth(keys::STOCHASTIC_ROUNDING)?,
         },
         mesh: mesh.map(|mesh| Mesh {
+            shares_rows,
             shard: shard.unwrap_or_default(),
             bucket_bytes: bucket.unwrap_or_default(),
             ..mesh

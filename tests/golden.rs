@@ -215,6 +215,10 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
             let mesh = options.mesh.as_mut().ok_or("`bucket` follows `mesh`")?;
             mesh.bucket_bytes = value.parse().map_err(|_| "bytes")?;
         }
+        ("sequence_parallel", "") => {
+            let mesh = options.mesh.as_mut().ok_or("it follows `mesh`")?;
+            mesh.shares_rows = value == "true";
+        }
         ("shard", "") => {
             let mesh = options.mesh.as_mut().ok_or("`shard` follows `mesh`")?;
             mesh.shard = Shard::parse(value).map_err(|e| e.to_string())?;

@@ -23,6 +23,7 @@ use crate::transform::optimizer::{add_updates, scale_loss};
 use crate::transform::overlap::overlap;
 use crate::transform::sequence::prefixes::flatten;
 use crate::transform::sequence::{Chunked, chunk_sequence};
+use crate::transform::sequence_parallel::{scatter_sums, share_rows};
 use crate::transform::stop_gradient::self_differences;
 use crate::transform::tensor_parallel::share_layers;
 use crate::transform::tile::{self, Tile, Tiled, Tiles};
@@ -221,9 +222,16 @@ static AUTODIFF: Pass = Pass {
             let weights: Vec<ValueId> = cx.parameters.iter().map(|p| p.value).collect();
             let shared = share_layers(graph, &mut cx.seeds, &weights, &mut trained, mesh.tp)?;
             cx.warnings.push(shared.note(mesh.tp));
+            if mesh.shares_rows {
+                let rows = share_rows(graph, &mut cx.seeds, &shared, &trained, mesh.tp)?;
+                cx.warnings.push(rows.note());
+            }
         }
         let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
         drop_shared(graph);
+        if mesh.shares_rows {
+            scatter_sums(graph)?;
+        }
         if let Some(chunked) = &cx.sequence {
             flatten(graph, &chunked.prefixes)?;
         }

@@ -21,6 +21,7 @@ use super::conv::{CONV, CONV_INPUT_GRAD, CONV_TRANSPOSE, CONV_WEIGHT_GRAD};
 use super::index::{GATHER, GATHER_GRAD};
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
+use super::norm::{LAYER_NORM, RMS_NORM};
 use super::reduce::*;
 use super::select::{ARG_MAX, ARG_MIN};
 use super::shape::*;
@@ -187,11 +188,14 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     if is(&[&GATHER, &GATHER_GRAD]) {
         return gathered(cx, node);
     }
+    if is(NORMS) {
+        return normalized(cx, node);
+    }
     // Which operands are images.
     let images: &[usize] = match () {
         () if is(&[&CONV, &CONV_TRANSPOSE, &CONV_INPUT_GRAD]) => &[0],
         () if is(&[&CONV_WEIGHT_GRAD]) => &[0, 1],
-        () => return Err("tiling does not know how it treats rows"),
+        () => return Err("there is no rule for how it treats rows"),
     };
     let mut values = images.iter().filter_map(|i| node.ins[*i]);
     if !values.all(|v| lead_of_several(&cx.graph.ty(v).dims, cx.rows) == Some(1)) {
@@ -213,6 +217,26 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 
 /// Ops of the class `Mixed` that work along the axis that the attribute `axis` names.
 const ALONG: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &CONCAT, &SPLIT];
+
+/// Ops of that class that normalise over the attribute `axis` and those behind it.
+const NORMS: &[&OpDef] = &[&LAYER_NORM, &RMS_NORM];
+
+/// A norm within each row: scale and bias are the same for all rows.
+fn normalized(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let x = &cx
+        .graph
+        .ty(node.operand(0).ok_or("an operand is missing")?)
+        .dims;
+    let k = known_lead(cx, node, x.len()).ok_or("rows are mixed by a norm")?;
+    let mut others = node.operands().skip(1);
+    if axis_of(node, x.len()) < k || !others.all(|v| spans(&cx.graph.ty(v).dims, x.len(), k)) {
+        return Err("rows are mixed by a norm");
+    }
+    let mut ins = vec![None; node.ins.len()];
+    ins[0] = Some(Rows::Lead(k));
+    let outs = vec![Rows::Lead(k); node.outs.len()];
+    Ok(Fit { ins, outs })
+}
 
 /// Fails unless a row of the result, behind `k` axes, has constant sizes or the operand `slot` lists them.
 fn row_is_known(cx: &FitCx, node: &Node, slot: usize, k: usize) -> std::result::Result<(), Reason> {

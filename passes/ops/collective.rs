@@ -22,6 +22,9 @@
 //! A model may have collectives of its own. Then each rank has a loss of its own, and what is differentiated is the sum of all
 //! losses, as in PyTorch: the gradient of [`ALL_REDUCE`] with [`SHARED`] behind it is a sum over ranks; [`CONCAT_RANKS`] and
 //! [`REDUCE_SCATTER`] are each other's gradients.
+//!
+//! Between such layers, ranks can share rows: indices of the first axes of a tensor together ([`ROW_AXES`]). A rank has the next
+//! ⌈n/N⌉ of n rows, and copies of the last row or zeros where it has fewer (Korthikanti et al. 2022, arXiv 2205.05198).
 
 use super::rule::*;
 use super::shape::reshape_like;
@@ -40,6 +43,7 @@ pub const ROWS: &[&OpDef] = &[
     &WAIT,
     &GATHER_SLICES,
     &ALL_GATHER,
+    &GATHER_ROWS,
     &OWN_SLICE,
     &OWN_PART,
     &OWN_INDICES,
@@ -70,6 +74,12 @@ pub const SIZE: &str = "size";
 pub const IGNORE_INDEX: &str = "ignore_index";
 /// Attribute: its pieces.
 const PIECES: &str = "pieces";
+/// Attribute of [`OWN_SLICE`] and [`REDUCE_SCATTER`]: how many axes of the operand are rows, of which each rank has a slice; 0 for
+/// slices of elements.
+pub const ROW_AXES: &str = "row_axes";
+/// Attribute beside it: whether copies of the last row stand for rows that a rank lacks, instead of zeros. Results are computed
+/// of the copies as of other rows; their cotangents are zeros.
+pub const REPEATS: &str = "repeats";
 /// Attribute of [`ALL_GATHER`]: the sizes of what is gathered, where that is a part of the parameter.
 pub const DIMS: &str = "dims";
 
@@ -259,6 +269,12 @@ fn part_of(attrs: &Attrs) -> Part {
 pub(super) const OF_GROUP: AttrSpec = AttrSpec::str(GROUP, DATA_PARALLEL);
 pub(super) const OF_RANKS: AttrSpec = AttrSpec::int(RANKS, 1);
 const ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS];
+const SLICE_ATTRS: &[AttrSpec] = &[
+    OF_GROUP,
+    OF_RANKS,
+    AttrSpec::int(ROW_AXES, 0),
+    AttrSpec::int(REPEATS, 0),
+];
 const START_ATTRS: &[AttrSpec] = &[OF_GROUP, OF_RANKS, AttrSpec::int(BUCKET, 0)];
 
 const fn row(name: &'static str, class: OpClass, effect: Effect) -> OpDef {
@@ -303,13 +319,17 @@ pub static START_ALL_REDUCE: OpDef = OpDef {
 
 /// The rank's own slice of the sum.
 pub static REDUCE_SCATTER: OpDef = OpDef {
+    attrs: SLICE_ATTRS,
     grad: Grad::First(|cx| {
         let (x, dy, attrs) = (cx.x(0), cx.dy0(), cx.attrs());
         let ranks = Dim::from(attrs.int(RANKS));
-        if cx.b.ty(x).elements().exact_div(&ranks).is_none() {
-            return Err(no_rule(cx, "the slices of ranks are not of one size"));
+        if row_axes(&attrs) > 0 || cx.b.ty(x).elements().exact_div(&ranks).is_none() {
+            return Err(no_rule(
+                cx,
+                "ranks have other rows, or slices of other sizes",
+            ));
         }
-        let whole = cx.b.emit(&CONCAT_RANKS, &[dy], attrs)?;
+        let whole = cx.b.emit(&CONCAT_RANKS, &[dy], group_attrs(&attrs))?;
         reshape_like(cx, whole, x)
     }),
     ins: slots!["x"],
@@ -319,7 +339,18 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
         own_slice_type(cx)
     },
     cost: |cx| cx.per_largest_operand(1),
-    memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
+    memory: |cx| {
+        // Where ranks have different numbers of rows, the operand is copied with those that are lacking.
+        let (axes, ranks) = (row_axes(cx.attrs), cx.attrs.int(RANKS).max(1));
+        let rows = cx.ins[0]
+            .as_ref()
+            .map_or(0, |x| x.dims[..axes].iter().product());
+        let padded = match axes > 0 && rows % ranks > 0 {
+            true => cx.outs[0].bytes() * ranks.unsigned_abs(),
+            false => 0,
+        };
+        fresh(cx).with_temp(strided_bytes(cx, &[0]) + padded)
+    },
     ..row("ReduceScatter", OpClass::Exchange, Effect::Collective)
 };
 
@@ -351,9 +382,25 @@ pub static WAIT: OpDef = OpDef {
 
 /// The rank's own slice of a tensor that all ranks have.
 pub static OWN_SLICE: OpDef = OpDef {
+    attrs: SLICE_ATTRS,
     ins: slots!["x"],
     outs: slots!["slice"],
     infer: own_slice_type,
+    grad: Grad::First(|cx| {
+        let attrs = cx.attrs();
+        let axes = match row_axes(&attrs) {
+            0 => {
+                return Err(no_rule(
+                    cx,
+                    "slices of elements are added after differentiation",
+                ));
+            }
+            axes => axes,
+        };
+        let lead = cx.b.sizes(cx.x(0), 0..axes)?;
+        let group = group_attrs(&attrs);
+        cx.b.emit(&GATHER_ROWS, &[cx.dy0(), lead], group)
+    }),
     memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
     ..row("OwnSlice", OpClass::Other, Effect::Pure)
 };
@@ -410,6 +457,39 @@ pub static CONCAT_RANKS: OpDef = OpDef {
     cost: |cx| cx.per_largest_operand(1),
     memory: |cx| fresh(cx).with_temp(strided_bytes(cx, &[0])),
     ..row("ConcatRanks", OpClass::Exchange, Effect::Collective)
+};
+
+/// The tensor of which each rank has its rows; the second operand lists the sizes of the axes that are rows. All ranks use it in the
+/// same way, so each has the same cotangent. It changes nothing on any rank, so a plan may repeat it.
+pub static GATHER_ROWS: OpDef = OpDef {
+    ins: slots!["rows", "sizes"],
+    outs: slots!["whole"],
+    infer: |cx| {
+        let (own, ranks) = (cx.ty(0)?, ranks_of(cx)?);
+        let count = int_vector(cx, 1)?;
+        let lead: Vec<Dim> = match (cx.ints(1), count) {
+            (Some(lead), _) => lead.to_vec(),
+            (None, Some(count)) => (0..count).map(|i| cx.fresh(0, i)).collect(),
+            (None, None) => return Err(cx.fail("shape", "the number of axes is not known")),
+        };
+        let size = [Dim::product(&lead).ceil_div(&Dim::from(ranks))];
+        match own.dims.split_at_checked(1) {
+            Some((first, row)) if may_be_same(first, &size) => {
+                Ok(vec![own.with_dims([&lead, row].concat())])
+            }
+            _ => Err(cx
+                .fail("type", "`rows` are not those of a rank")
+                .expected(format!("{} along the first axis", size[0]))
+                .found(own.to_string())),
+        }
+    },
+    grad: Grad::First(|cx| {
+        let axes = cx.ty(cx.y(0)).rank() + 1 - cx.ty(cx.x(0)).rank();
+        let attrs = group_attrs(&cx.attrs()).with(ROW_AXES, axes as i64);
+        cx.b.emit(&OWN_SLICE, &[cx.dy0()], attrs)
+    }),
+    cost: |cx| cx.per_largest_operand(1),
+    ..row("GatherRows", OpClass::Exchange, Effect::Pure)
 };
 
 /// The rank's own part of a parameter, which is the first operand. The second names the parameter and gives the type of the
@@ -556,7 +636,7 @@ pub fn received_bytes(node: &Node, bytes: &dyn Fn(ValueId) -> u64) -> u64 {
     if !is_exchange(node.op) {
         return 0;
     }
-    let gathers = [&ALL_GATHER, &GATHER_KEPT, &CONCAT_RANKS];
+    let gathers = [&ALL_GATHER, &GATHER_ROWS, &GATHER_KEPT, &CONCAT_RANKS];
     let whole_bytes = match gathers.contains(&node.op) {
         true => bytes(node.outs[0]),
         false => node.operands().map(bytes).max().unwrap_or(0),
@@ -628,7 +708,32 @@ fn of_slice(cx: &InferCx, whole: &Ty, is_alike: bool) -> Result<Vec<Ty>> {
 }
 
 fn own_slice_type(cx: &InferCx) -> Result<Vec<Ty>> {
-    Ok(vec![slice_type(cx.ty(0)?, cx.attrs.int(RANKS))])
+    let (x, ranks) = (cx.ty(0)?, ranks_of(cx)?);
+    let axes = row_axes(cx.attrs);
+    if axes > x.rank() {
+        return Err(cx
+            .fail("attribute", "the operand has fewer axes than are rows")
+            .expected(format!("{axes} axes"))
+            .found(x.to_string()));
+    }
+    if axes == 0 {
+        return Ok(vec![slice_type(x, ranks)]);
+    }
+    let (lead, row) = x.dims.split_at(axes);
+    let own = Dim::product(lead).ceil_div(&Dim::from(ranks));
+    Ok(vec![x.with_dims([&[own], row].concat())])
+}
+
+/// Returns how many axes of the operand of a node are rows.
+pub fn row_axes(attrs: &Attrs) -> usize {
+    usize::try_from(attrs.int(ROW_AXES)).unwrap_or(0)
+}
+
+/// Returns the attributes that name the same group.
+pub fn group_attrs(attrs: &Attrs) -> Attrs {
+    Attrs::new()
+        .with(GROUP, attrs.str(GROUP))
+        .with(RANKS, attrs.int(RANKS))
 }
 
 #[cfg(test)]

@@ -53,6 +53,8 @@ pub struct Mesh {
     pub dp: u32,
     /// How many ranks share the layers, each with its part of them.
     pub tp: u32,
+    /// Whether those ranks also share the rows between the layers' blocks.
+    pub shares_rows: bool,
     /// What each of `dp` ranks keeps a slice of.
     pub shard: Shard,
     /// Bytes of gradients that are exchanged together, beside the backward pass; 0 where each is summed at once.
@@ -64,6 +66,7 @@ impl Default for Mesh {
         Mesh {
             dp: 1,
             tp: 1,
+            shares_rows: false,
             shard: Shard::None,
             bucket_bytes: 0,
         }
@@ -120,8 +123,16 @@ impl Mesh {
     /// Checks that a mesh can be built.
     ///
     /// # Errors
-    /// Slices to keep, and no other rank that has the same part of the layers.
+    /// Slices to keep, and no other rank that has the same part of the layers; rows to share, and no layers that are shared.
     pub fn check(&self) -> Result<()> {
+        if self.shares_rows && self.tp == 1 {
+            return Err(fail(
+                "ranks share rows between blocks that they share, and there are none",
+            )
+            .expected("--mesh tp=N or dp=M,tp=N")
+            .found(format!("--mesh {self} and --sequence-parallel"))
+            .help("leave --sequence-parallel out, or add tp to --mesh"));
+        }
         match self.tp > 1 && self.dp == 1 && self.shard != Shard::None {
             false => Ok(()),
             true => Err(fail(

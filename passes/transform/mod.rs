@@ -18,6 +18,7 @@ pub mod remat;
 pub mod rng_streams;
 pub mod saved_attention;
 pub mod sequence;
+pub mod sequence_parallel;
 pub mod simplify;
 pub mod sizes;
 pub mod stop_gradient;

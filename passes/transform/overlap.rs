@@ -10,7 +10,7 @@ use crate::ir::typing::Contents;
 use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
 use crate::ops::collective::{
     ALL_REDUCE, BUCKET, DATA_PARALLEL, GROUP, REDUCE_SCATTER, START_ALL_REDUCE,
-    START_REDUCE_SCATTER, WAIT,
+    START_REDUCE_SCATTER, WAIT, group_attrs,
 };
 use crate::ops::{Builder, EmitExt};
 
@@ -105,7 +105,10 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
             continue;
         }
         let bucket = i64::try_from(bucket_bytes).unwrap_or(i64::MAX);
-        let (ins, attrs) = (node.ins.clone(), node.attrs.clone().with(BUCKET, bucket));
+        let (ins, attrs) = (
+            node.ins.clone(),
+            group_attrs(&node.attrs).with(BUCKET, bucket),
+        );
         (b.loc, b.prefix) = (node.loc.clone(), name);
         let mut started = b.emit_n(op, ins, attrs, count)?;
         started.reverse();

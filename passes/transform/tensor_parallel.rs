@@ -27,7 +27,7 @@ use crate::ops::names::{EQUAL, REDUCE_LOG_SUM_EXP, REDUCE_SUM, WHERE};
 use crate::ops::reduce::reduce_axes;
 use crate::ops::rule::Term;
 use crate::ops::{Builder, EmitExt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The most reasons in a note.
 const SHOWN: usize = 3;
@@ -41,28 +41,34 @@ pub struct SharedLayers {
     pub parts: Vec<(ValueId, ValueId)>,
     /// Why products stay whole on every rank, each with its place.
     pub whole: Vec<String>,
+    /// The results that ranks add up, which all of them have.
+    pub sums: Vec<ValueId>,
+    /// The nodes that compute parts of their results, or what is added up.
+    pub nodes: BTreeSet<NodeId>,
 }
 
 impl SharedLayers {
     /// Returns what the user should know.
     pub fn note(&self, ranks: u32) -> String {
-        let mut note = format!(
+        let note = format!(
             "{} ranks share {} blocks, each with its part of {} weights",
             ranks,
             self.blocks,
             self.parts.len()
         );
-        if !self.whole.is_empty() {
-            let shown = self.whole.iter().take(SHOWN).cloned();
-            let shown = shown.collect::<Vec<_>>().join("; ");
-            let more = self.whole.len().saturating_sub(SHOWN);
-            let more = match more {
-                0 => String::new(),
-                more => format!("; and {more} more"),
-            };
-            note += &format!("; whole on every rank: {shown}{more}");
-        }
-        note
+        note + &reasons("; whole on every rank", &self.whole)
+    }
+}
+
+/// Returns a clause that lists the first of some reasons; nothing where there is none.
+pub fn reasons(what: &str, all: &[String]) -> String {
+    let more = match all.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    match all.is_empty() {
+        true => String::new(),
+        false => format!("{what}: {}{more}", all[..all.len().min(SHOWN)].join("; ")),
     }
 }
 
@@ -83,6 +89,7 @@ pub fn share_layers(
     let mut done = SharedLayers {
         blocks: found.sums.len() + found.losses.len() + found.lookups.len(),
         whole: found.whole.iter().map(reason).collect(),
+        nodes: found.nodes.union(&found.sums).copied().collect(),
         ..SharedLayers::default()
     };
     if done.blocks == 0 {
@@ -122,11 +129,18 @@ pub fn share_layers(
         }
     }
     for id in &found.sums {
-        instead_of(&mut b, seeds, *id, |b, out| sum_of(b, *id, out, ranks))?;
+        instead_of(&mut b, seeds, *id, |b, out| {
+            let (sum, result) = sum_of(b, *id, out, ranks)?;
+            done.sums.push(sum);
+            Ok(result)
+        })?;
     }
     for (id, part) in &lookups {
-        let emit = |b: &mut Builder, out| shared_lookup(b, *id, out, part, ranks);
-        instead_of(&mut b, seeds, *id, emit)?;
+        instead_of(&mut b, seeds, *id, |b, out| {
+            let sum = shared_lookup(b, *id, out, part, ranks)?;
+            done.sums.push(sum);
+            Ok(sum)
+        })?;
     }
     for (id, part) in &losses {
         instead_of(&mut b, seeds, *id, |b, _| shared_loss(b, *id, part, ranks))?;
@@ -270,16 +284,16 @@ fn instead_of(
     Ok(())
 }
 
-/// Emits the sum of a product over all ranks, and adds the bias to it once.
-fn sum_of(b: &mut Builder, id: NodeId, out: ValueId, ranks: u32) -> Result<ValueId> {
+/// Emits the sum of a product over all ranks, and adds the bias to it once. Returns the sum, and the sum with the bias.
+fn sum_of(b: &mut Builder, id: NodeId, out: ValueId, ranks: u32) -> Result<(ValueId, ValueId)> {
     let bias = b.graph.node(id).operand(2);
     if bias.is_some() {
         b.graph.set_operand(id, 2, None);
     }
     let sum = b.emit(&ALL_REDUCE, &[out], of_group(TENSOR_PARALLEL, ranks))?;
     match bias {
-        Some(bias) => b.add(sum, bias),
-        None => Ok(sum),
+        Some(bias) => Ok((sum, b.add(sum, bias)?)),
+        None => Ok((sum, sum)),
     }
 }
 

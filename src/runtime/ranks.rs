@@ -480,13 +480,16 @@ impl Group {
         !self.is_joined
     }
 
-    /// Fills the slices of a tensor with those of the ranks.
+    /// Fills the slices of a tensor with those of the ranks. They consist of rows of so many elements.
     ///
     /// # Errors
     /// Another rank is gone or too late.
-    pub fn gather(&self, x: &Tensor) -> Result<()> {
+    pub fn gather(&self, x: &Tensor, row: i64) -> Result<()> {
         match self.is_joined {
-            true => ranks::gather(&self.name, x, &self.slice_bytes(x)).map_err(|e| self.lost(&e)),
+            true => {
+                let bytes = self.slice_bytes(x, row);
+                ranks::gather(&self.name, x, &bytes).map_err(|e| self.lost(&e))
+            }
             false => Ok(()),
         }
     }
@@ -502,9 +505,9 @@ impl Group {
         Ok(sum as u64)
     }
 
-    fn slice_bytes(&self, x: &Tensor) -> Vec<i64> {
-        let (elements, width) = (x.numel() as i64, x.kind().elt_size_in_bytes() as i64);
-        let bytes = |rank| slice_of(elements, self.ranks, rank).1 * width;
+    fn slice_bytes(&self, x: &Tensor, row: i64) -> Vec<i64> {
+        let (rows, width) = (x.numel() as i64 / row, x.kind().elt_size_in_bytes() as i64);
+        let bytes = |rank| slice_of(rows, self.ranks, rank).1 * row * width;
         (0..self.ranks).map(bytes).collect()
     }
 

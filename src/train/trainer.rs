@@ -296,6 +296,7 @@ fn for_one_process(graph: &Graph, request: &Request) -> Result<Graph> {
     let request = Request {
         mesh: None,
         plan: Policy::NONE.into(),
+        overrides: Default::default(),
         ..request.clone()
     };
     let mut graph = graph.clone();

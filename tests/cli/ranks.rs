@@ -682,6 +682,10 @@ fn what_ranks_cannot_share_is_refused_by_name() {
             "none to share its slices with",
         ),
         (
+            &["--mesh", "dp=2", "--sequence-parallel"],
+            "rows between blocks",
+        ),
+        (
             &["--mesh", "tp=2", "--optimizer", "muon"],
             "no rank can have a part",
         ),

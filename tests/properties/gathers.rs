@@ -74,6 +74,7 @@ fn input(r: &mut Random) -> Result<PlanInput> {
             tp: 1,
             shard: Shard::Params,
             bucket_bytes: [0, 100][r.below(2)],
+            ..Mesh::default()
         }),
         updates: UpdateOptions {
             optimizer: Some(Optimizer::parse("sgd")?),

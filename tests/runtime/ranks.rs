@@ -12,7 +12,7 @@ use ckpt_passes::Result;
 use ckpt_passes::analysis::Device;
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::op::Effect;
+use ckpt_passes::ir::op::{Effect, OpClass};
 use ckpt_passes::ir::{DType, Def, Graph, Tensor, Ty};
 use ckpt_passes::ops::collective::{ALL_GATHER, KEEP_SLICE, own_parts, reads_contents};
 use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, OffloadTarget, PlanRequest, Policy};
@@ -93,6 +93,7 @@ fn takes_what_was_predicted(
         tp: 1,
         shard,
         bucket_bytes: BUCKETS[i % 3],
+        ..Mesh::default()
     };
     let Some(graph) = of_rank(name, mesh, plan.clone(), i % 2 == 0) else {
         return false;
@@ -172,6 +173,7 @@ fn parts_of_layers_take_the_memory_that_was_predicted() {
                 tp,
                 shard: Shard::None,
                 bucket_bytes: BUCKETS[i % 3],
+                ..Mesh::default()
             };
             let Some(whole) = bytes(mesh(2, 1)) else {
                 continue;
@@ -200,6 +202,51 @@ fn parts_of_layers_take_the_memory_that_was_predicted() {
     assert!(seen > 30, "{seen} plans");
 }
 
+/// Between the blocks of layers a rank has its own rows of every result, and takes less memory, whatever the plan.
+#[test]
+fn rows_between_blocks_take_the_memory_that_was_predicted() {
+    let plans = plans(&["none", "full"], &[70.0]);
+    let mut seen = 0;
+    for name in ["gpt2", "llama32_bf16"] {
+        for (i, plan) in plans.iter().enumerate() {
+            let (dp, shard) = [(1, Shard::None), (2, SHARDS[1 + i % 3])][i % 2];
+            let mesh = |shares_rows| Mesh {
+                dp,
+                tp: 2,
+                shares_rows,
+                shard,
+                bucket_bytes: BUCKETS[i % 3],
+            };
+            let graph = |rows| of_rank(name, mesh(rows), plan.clone(), i % 2 == 0);
+            let (Some(whole), Some(rows)) = (graph(false), graph(true)) else {
+                continue;
+            };
+            let [most, peak] = [&whole, &rows].map(|graph| measured(graph, &mesh(true))[0].0);
+            assert!(peak < most, "{name}, plan {i}: {peak}, not below {most}");
+            // Norms have half of the rows.
+            let elements = |graph: &Graph, v| {
+                let all = graph.ty(v).elements();
+                all.eval(&|size| Some(if size == "batch" { 2 } else { 24 }))
+                    .unwrap()
+            };
+            let [of_whole, of_rows] = [&whole, &rows].map(|graph| {
+                let norms = graph.nodes().map(|(_, node)| node);
+                let norms = norms.filter(|node| {
+                    let is_first = node.recompute_of.is_none() && node.is_forward();
+                    is_first && node.op.class == OpClass::Norm
+                });
+                let results = norms.map(|node| elements(graph, node.outs[0]));
+                results.collect::<Vec<i64>>()
+            });
+            assert_eq!(of_whole.len(), of_rows.len());
+            let halves = of_whole.iter().zip(&of_rows);
+            assert!(halves.into_iter().all(|(whole, own)| *whole == 2 * own));
+            seen += 1;
+        }
+    }
+    assert!(seen > 4, "{seen} plans");
+}
+
 /// Results that all ranks have alike are kept in slices of 1/N, whatever the plan.
 #[test]
 fn slices_of_kept_results_take_the_memory_that_was_predicted() {
@@ -215,6 +262,7 @@ fn slices_of_kept_results_take_the_memory_that_was_predicted() {
                     tp,
                     shard,
                     bucket_bytes: BUCKETS[i % 3],
+                    ..Mesh::default()
                 };
                 let whole = of_rank(name, mesh, plan.clone(), true);
                 let offload = Offload {
@@ -263,6 +311,7 @@ fn slices_of_parts_fall_by_the_number_of_ranks() {
                 tp: 2,
                 shard: Shard::Params,
                 bucket_bytes: 0,
+                ..Mesh::default()
             };
             let graph = of_rank(name, mesh, Policy::NONE.into(), true).unwrap();
             let (peak, _) = measured(&graph, &mesh)[0];
@@ -335,6 +384,7 @@ fn states_fall_with_the_number_of_ranks() {
             tp: 1,
             shard,
             bucket_bytes: 0,
+            ..Mesh::default()
         };
         let graph = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
         measured(&graph, &mesh)[0]
@@ -357,6 +407,7 @@ fn a_budget_gathers_parameters_again_where_the_link_is_fast() {
         tp: 1,
         shard: Shard::Params,
         bucket_bytes: BUCKETS[1],
+        ..Mesh::default()
     };
     let again = |gigabytes_per_s: f64| -> usize {
         let device = || Device {
@@ -397,6 +448,7 @@ fn a_plan_neither_repeats_nor_drops_nor_reorders_what_ranks_do_together() {
             tp: 1,
             shard,
             bucket_bytes: BUCKETS[1],
+            ..Mesh::default()
         };
         let plain = of_rank("gpt2", mesh, Policy::NONE.into(), true).unwrap();
         let expected = collectives(&plain);

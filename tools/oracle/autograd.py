@@ -69,6 +69,8 @@ LEFT_OUT = {
     "Release": "made by planning; tests/properties/numeric.rs differentiates it",
     "AllReduce": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
     "OwnPart": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
+    "GatherRows": "made where ranks divide the rows between layers; tests/cli/ranks.rs compares their training with that of one process",
+    "OwnSlice": "made where ranks divide the rows between layers; tests/cli/ranks.rs compares their training with that of one process",
     "Shared": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
     "ConcatRanks": "over several ranks; tests/cli/ranks/program.rs compares training by it with PyTorch's gradients",
     "ReduceScatter": "over several ranks; tests/cli/ranks/program.rs compares training by it with PyTorch's gradients",

@@ -134,6 +134,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
     } else if op.axes == BatchAxes::AlongAxis
         || op.axes == BatchAxes::OneHot
         || ALONG.contains(&op)
+        || NORMS.contains(&op)
         || op == &GATHER
         || op == &GATHER_GRAD
     {
@@ -146,6 +147,10 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.attrs.set("axis", ((axis + 1 - lead_out) as i64).into());
         if op == &GATHER_GRAD {
             cx.list_sizes(0, lead_out)?;
+        }
+        if NORMS.contains(&op) {
+            let trailing = cx.out_types[0].rank() - lead_out;
+            whole_operands(&mut cx, trailing)?;
         }
     } else if op == &CONV_INPUT_GRAD {
         cx.list_sizes(2, lead_out)?;

@@ -13,6 +13,10 @@ pub struct Sharing {
     /// MLPs (tp=N), or both (dp=N,tp=M). A size such as --dim batch=B is that of the examples of one rank
     #[arg(long, value_name = "MESH", value_parser = by(Mesh::parse))]
     pub mesh: Option<Mesh>,
+    /// With tp=N, have each rank compute its share of the tokens between the attentions and MLPs as well: results there take 1/N of
+    /// the memory, and as many bytes are exchanged
+    #[arg(long, requires = "mesh")]
+    pub sequence_parallel: bool,
     /// What each rank keeps a slice of, instead of the whole: none, optimizer (its states), grads (gradients as well), params
     /// (parameters as well)
     #[arg(long, value_name = "WORD", default_value = "none", value_parser = by(Shard::parse))]
@@ -32,6 +36,7 @@ impl Sharing {
     /// As [`Sharing::mesh`], for the ranks of a mesh.
     pub fn of(&self, mesh: Mesh) -> Option<Mesh> {
         (mesh.ranks() > 1).then_some(Mesh {
+            shares_rows: self.sequence_parallel,
             shard: self.shard,
             bucket_bytes: self.bucket,
             ..mesh

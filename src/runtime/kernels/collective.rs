@@ -15,6 +15,7 @@ kernels! {
     WAIT => wait;
     GATHER_SLICES => gather_slices;
     ALL_GATHER => all_gather;
+    GATHER_ROWS => gather_rows;
     OWN_SLICE => own_slice;
     OWN_PART => itself;
     OWN_INDICES => own_indices;
@@ -49,13 +50,99 @@ fn bucket(cx: &KernelCx) -> u64 {
 
 fn reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, group) = (cx.x(0)?, group_of(cx)?);
+    if row_axes(cx.attrs) > 0 {
+        return scatter_rows(cx, x, &group);
+    }
     if group.ranks == 1 || group.is_alone() {
-        return own_slice(cx);
+        return own_elements(x, &group);
     }
     let size = slice_size(x.numel() as i64, group.ranks);
     let out = [empty(&[size], x.kind(), x.device())?];
     group.add_up(Group::next_tag(), &[dense(x)?], Some(&out))?;
     Ok(out.into())
+}
+
+/// Returns a row-major tensor with its rows as one axis.
+fn as_rows(cx: &KernelCx, x: &Tensor) -> Result<Tensor> {
+    let size = x.size();
+    let (lead, row) = size.split_at(row_axes(cx.attrs));
+    let dims = [&[lead.iter().product()], row].concat();
+    call("aten::view", args![x, &dims])
+}
+
+/// Writes rows to the first of `to`, and what stands for rows that are lacking behind them: copies of `last`, or zeros.
+fn fill_rows(cx: &KernelCx, to: &Tensor, rows: &Tensor, last: Option<&Tensor>) -> Result<()> {
+    let (size, own) = (to.size()[0], rows.size()[0]);
+    copy_into(&narrow(to, 0, 0, own)?, rows)?;
+    let lacking = narrow(to, 0, own, size - own)?;
+    match last.filter(|_| cx.flag(REPEATS)) {
+        Some(last) => copy_into(&lacking, last),
+        None => zero(&lacking),
+    }
+}
+
+fn last_row(rows: &Tensor) -> Result<Option<Tensor>> {
+    match rows.size()[0] {
+        0 => Ok(None),
+        n => narrow(rows, 0, n - 1, 1).map(Some),
+    }
+}
+
+fn own_rows(cx: &KernelCx, x: &Tensor, group: &Group) -> Result<Vec<Tensor>> {
+    let rows = as_rows(cx, &dense(x)?)?;
+    let mut size = rows.size();
+    let (from, own) = slice_of(size[0], group.ranks, group.rank);
+    size[0] = slice_size(size[0], group.ranks);
+    let out = empty(&size, x.kind(), x.device())?;
+    fill_rows(
+        cx,
+        &out,
+        &narrow(&rows, 0, from, own)?,
+        last_row(&rows)?.as_ref(),
+    )?;
+    Ok(vec![out])
+}
+
+fn scatter_rows(cx: &KernelCx, x: &Tensor, group: &Group) -> Result<Vec<Tensor>> {
+    let mut rows = as_rows(cx, &dense(x)?)?;
+    let mut size = rows.size();
+    let count = size[0];
+    let own = slice_size(count, group.ranks);
+    if count % group.ranks > 0 {
+        size[0] = own * group.ranks;
+        let padded = empty(&size, x.kind(), x.device())?;
+        fill_rows(cx, &padded, &rows, last_row(&rows)?.as_ref())?;
+        rows = padded;
+    }
+    size[0] = own;
+    let out = empty(&size, x.kind(), x.device())?;
+    match group.ranks == 1 || group.is_alone() {
+        true => copy_into(&out, &narrow(&rows, 0, own * group.rank, own)?)?,
+        false => {
+            let slice = std::slice::from_ref(&out);
+            group.add_up(Group::next_tag(), &[rows], Some(slice))?;
+        }
+    }
+    Ok(vec![out])
+}
+
+fn gather_rows(cx: &KernelCx) -> Result<Vec<Tensor>> {
+    let (own, lead, group) = (cx.x(0)?, cx.ints(1)?, group_of(cx)?);
+    let (count, size) = (lead.iter().product(), own.size());
+    let (from, mine) = slice_of(count, group.ranks, group.rank);
+    if size.first() != Some(&slice_size(count, group.ranks)) {
+        return Err(cx.misfit(format!("{size:?} of {lead:?}")));
+    }
+    let out = empty(&[&lead, &size[1..]].concat(), own.kind(), own.device())?;
+    if group.is_alone() {
+        zero(&out)?;
+    }
+    let rows = call("aten::view", args![&out, &[&[count], &size[1..]].concat()])?;
+    copy_into(&narrow(&rows, 0, from, mine)?, &narrow(own, 0, 0, mine)?)?;
+    if group.ranks > 1 && out.numel() > 0 {
+        group.gather(&out, size[1..].iter().product())?;
+    }
+    Ok(vec![out])
 }
 
 fn start_reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -132,7 +219,7 @@ fn gather_into(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
     let (from, own) = slice_of(elements, group.ranks, group.rank);
     copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
     match group.ranks > 1 && elements > 0 {
-        true => group.gather(&whole),
+        true => group.gather(&whole, 1),
         false => Ok(()),
     }
 }
@@ -141,7 +228,7 @@ fn keep_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
     let form = [&[0], &x.size()[..]].concat();
     let form = empty(&form, x.kind(), x.device())?;
-    let slice = own_slice(cx)?.into_iter();
+    let slice = own_elements(x, &group_of(cx)?)?.into_iter();
     Ok(slice.chain([form]).collect())
 }
 
@@ -164,6 +251,13 @@ fn itself(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn own_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, group) = (cx.x(0)?, group_of(cx)?);
+    match row_axes(cx.attrs) {
+        0 => own_elements(x, &group),
+        _ => own_rows(cx, x, &group),
+    }
+}
+
+fn own_elements(x: &Tensor, group: &Group) -> Result<Vec<Tensor>> {
     let elements = x.numel() as i64;
     let out = empty(&[slice_size(elements, group.ranks)], x.kind(), x.device())?;
     let (from, own) = slice_of(elements, group.ranks, group.rank);

@@ -12,7 +12,7 @@ const FOUR: [&str; 6] = ["--ranks", "4", "--mesh", "dp=2,tp=2", "--dim", "batch=
 fn ranks_with_parts_of_layers_are_one_process() {
     let dir = workplace();
     let dir = dir.path();
-    // Four ranks compute the loss in chunks, of the classes that each has.
+    // Four ranks compute the loss in chunks, of the classes that each has, and between the blocks their own tokens.
     // Where a gradient is zero but for rounding, AdamW would take a step of its sign. Without a warm-up, 20 steps of 1e-2 move
     // weights by more than their own size, and what bfloat16 rounds grows with them.
     let common = [
@@ -34,6 +34,7 @@ fn ranks_with_parts_of_layers_are_one_process() {
         "0.7",
         "--tile-loss",
         "3",
+        "--sequence-parallel",
     ];
     for (model, ranks, most) in [
         ("llama32", &TWO[..], 1e-5),
@@ -63,6 +64,50 @@ fn ranks_with_parts_of_layers_are_one_process() {
         let peak = |report: &Value| report["peak_bytes"].as_u64().unwrap();
         assert!(peak(&report) < peak(&one), "{b}: takes no less");
     }
+}
+
+/// Ranks have different numbers of tokens where these are no multiple of the ranks, and one has none. To gather them again changes
+/// no bit.
+#[test]
+fn ranks_share_any_number_of_tokens() {
+    let dir = workplace();
+    let dir = dir.path();
+    let tokens: Vec<u8> = (0..330)
+        .flat_map(|i| [(7 * i * i + i) as u8 % 50, 0])
+        .collect();
+    std::fs::write(dir.join("tokens.bin"), tokens).unwrap();
+    let run = |out: &str, more: &[&str]| {
+        let base = [
+            "train",
+            "gpt2.onnx",
+            "--loss",
+            "causal-lm",
+            "--data",
+            "tokens.bin",
+        ];
+        let size = ["--dim", "batch=1", "--dim", "seq=5", "--policy", "none"];
+        let steps = [
+            "--steps",
+            "6",
+            "--optimizer",
+            "adamw:eps=1e-3",
+            "--threads",
+            "1",
+        ];
+        let out = ["--lr", "1e-2", "--format", "json", "--out", out];
+        let report = json(&call(dir, &[&base[..], &size, &steps, &out, more].concat()));
+        for rank in report["ranks"].as_array().unwrap() {
+            assert_eq!(rank["peak_bytes"], rank["predicted_peak_bytes"]);
+        }
+    };
+    run("one", &[]);
+    let ranks = ["--ranks", "4", "--mesh", "tp=4", "--sequence-parallel"];
+    run("rows", &ranks);
+    let gathered = ["--recompute-ops", "GatherRows"];
+    run("again", &[&ranks[..], &gathered].concat());
+    assert!(weights(dir, "rows") == weights(dir, "again"));
+    let apart = distance(dir, "one", "rows");
+    assert!(apart <= 1e-5, "weights {apart:e} apart");
 }
 
 /// What all ranks of a group would keep alike, each keeps a slice of.

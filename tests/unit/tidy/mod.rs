@@ -201,7 +201,7 @@ fn every_op_family_is_in_the_table() {
                 continue;
             };
             let rows = text
-                .split("ROWS")
+                .split(" ROWS:")
                 .nth(1)
                 .and_then(|t| t.split(';').next())
                 .unwrap_or("");
