@@ -10,6 +10,7 @@ mod arena;
 mod attention;
 #[cfg(feature = "torch")]
 mod bits;
+#[cfg(feature = "torch")]
 mod blocks;
 #[cfg(feature = "torch")]
 mod cuda;
