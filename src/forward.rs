@@ -12,7 +12,7 @@ use ckpt_passes::{Error, Result};
 /// # Errors
 /// A graph that was differentiated from cotangents, or has no scalar output of that name.
 pub fn loss(graph: &Graph) -> Result<ValueId> {
-    // Also where it was another output of the model.
+    // A compiled loss is called so, also with `--loss output:NAME`.
     let is_loss = |id: &ValueId| graph.value(*id).name == "loss" && graph.ty(*id).rank() == 0;
     let mut named = graph.outputs().iter().copied().filter(is_loss);
     named.next().ok_or_else(|| {

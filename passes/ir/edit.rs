@@ -284,7 +284,7 @@ impl Graph {
         self.nodes[id].fused_from = parts;
     }
 
-    /// Sets an attribute of a node, of which no type depends.
+    /// Sets an attribute of a node, on which no type depends.
     pub fn set_attr(&mut self, id: NodeId, name: &str, value: impl Into<Attr>) {
         self.nodes[id].attrs.set(name, value.into());
     }

@@ -234,6 +234,11 @@ pub fn tensor_parallel_ranks(graph: &Graph) -> Option<i64> {
     shared.next().map(|(_, ranks)| ranks)
 }
 
+/// Returns true for a node that several ranks compute together, each with its part.
+pub fn is_of_ranks(node: &Node) -> bool {
+    node.attrs.opt_int(RANKS).is_some_and(|ranks| ranks != 1)
+}
+
 /// Gives the collectives over [`ANY_RANKS`] of a group a number.
 pub fn set_ranks(graph: &mut Graph, group: &str, ranks: i64) {
     let nodes = graph.nodes().filter(|(_, n)| {
@@ -323,11 +328,14 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
     grad: Grad::First(|cx| {
         let (x, dy, attrs) = (cx.x(0), cx.dy0(), cx.attrs());
         let ranks = Dim::from(attrs.int(RANKS));
-        if row_axes(&attrs) > 0 || cx.b.ty(x).elements().exact_div(&ranks).is_none() {
+        if row_axes(&attrs) > 0 {
             return Err(no_rule(
                 cx,
-                "ranks have other rows, or slices of other sizes",
+                "rows of ranks are added up after differentiation",
             ));
+        }
+        if cx.b.ty(x).elements().exact_div(&ranks).is_none() {
+            return Err(no_rule(cx, "the slices of ranks are not of one size"));
         }
         let whole = cx.b.emit(&CONCAT_RANKS, &[dy], group_attrs(&attrs))?;
         reshape_like(cx, whole, x)

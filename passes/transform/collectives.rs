@@ -123,15 +123,15 @@ impl Mesh {
     /// Checks that a mesh can be built.
     ///
     /// # Errors
-    /// Slices to keep, and no other rank that has the same part of the layers; rows to share, and no layers that are shared.
+    /// Slices to keep, and no other rank that has the same part of the layers; `--sequence-parallel` where no ranks share layers.
     pub fn check(&self) -> Result<()> {
         if self.shares_rows && self.tp == 1 {
-            return Err(fail(
-                "ranks share rows between blocks that they share, and there are none",
-            )
-            .expected("--mesh tp=N or dp=M,tp=N")
-            .found(format!("--mesh {self} and --sequence-parallel"))
-            .help("leave --sequence-parallel out, or add tp to --mesh"));
+            return Err(
+                fail("--sequence-parallel needs ranks that share layers, and none do")
+                    .expected("--mesh tp=N or dp=M,tp=N")
+                    .found(format!("--mesh {self} and --sequence-parallel"))
+                    .help("leave --sequence-parallel out, or add tp to --mesh"),
+            );
         }
         match self.tp > 1 && self.dp == 1 && self.shard != Shard::None {
             false => Ok(()),
@@ -211,7 +211,8 @@ pub fn take_own(graph: &mut Graph, mesh: &Mesh) -> Result<bool> {
             fail("the collectives of the model are over another number of ranks")
                 .at(first)
                 .expected(format!("{ranks} ranks"))
-                .found(format!("--mesh {mesh}")),
+                .found(format!("--mesh {mesh}"))
+                .help(format!("--mesh dp={ranks}")),
         ),
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::error::Result;
 use crate::ir::typing::Contents;
-use crate::ir::{Graph, NodeId, Role, SecondaryMap, ValueId};
+use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::collective::{
     ALL_REDUCE, BUCKET, DATA_PARALLEL, GROUP, REDUCE_SCATTER, START_ALL_REDUCE,
     START_REDUCE_SCATTER, WAIT, group_attrs,
@@ -87,7 +87,6 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
     let old = graph.order().to_vec();
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
-    b.role = Role::Backward;
     // By old node: the start, the wait and its result.
     let mut begun = SecondaryMap::new(b.graph.node_bound(), None);
     for id in &old {
@@ -109,7 +108,7 @@ pub fn overlap(graph: &mut Graph, bucket_bytes: u64) -> Result<bool> {
             node.ins.clone(),
             group_attrs(&node.attrs).with(BUCKET, bucket),
         );
-        (b.loc, b.prefix) = (node.loc.clone(), name);
+        (b.loc, b.prefix, b.role) = (node.loc.clone(), name, node.role);
         let mut started = b.emit_n(op, ins, attrs, count)?;
         started.reverse();
         let done = b.emit(&WAIT, &started, Default::default())?;

@@ -166,6 +166,18 @@ impl Walk<'_, '_> {
     /// Returns how rows lie in operands and results of a node that keeps them apart, or why it does not; `None` for a product, which
     /// the blocks say something about.
     fn fitted(&mut self, id: NodeId, known: &Known) -> Result<Fitted> {
+        let ins = self.b.graph.node(id).ins.clone();
+        let found = self.fitted_when_spread(id, known)?;
+        if found.is_err() {
+            for (slot, v) in ins.into_iter().enumerate() {
+                self.b.graph.set_operand(id, slot, v);
+            }
+        }
+        Ok(found)
+    }
+
+    /// As [`Self::fitted`], with operands of a pointwise node expanded.
+    fn fitted_when_spread(&mut self, id: NodeId, known: &Known) -> Result<Fitted> {
         let node = self.b.graph.node(id);
         match (node.op.effect, node.op.class) {
             (Effect::Seeded, _) => {

@@ -4,7 +4,7 @@ use super::options::plan::OptimizeArgs;
 use super::output::{print, print_json, warn, write_json, wrote};
 use super::progress;
 use ckpt_opt::emit::file::write_whole;
-use ckpt_opt::emit::onnxruntime::{WARNING, use_onnxruntime};
+use ckpt_opt::emit::onnxruntime::use_onnxruntime;
 use ckpt_opt::emit::save::WeightOptions;
 use ckpt_opt::frontend::load;
 use ckpt_opt::optimize::{Outcome, optimize, write};
@@ -49,8 +49,8 @@ pub fn run(args: &OptimizeArgs) -> Result<()> {
             link: args.link_weights,
             as_inputs: args.weights_as_inputs,
         };
-        if args.collectives == "onnxruntime" && use_onnxruntime(&mut model.graph)? {
-            warnings.push(WARNING.into());
+        if args.collectives == "onnxruntime" {
+            warnings.extend(use_onnxruntime(&mut model.graph)?);
         }
         warnings.extend(write(&model.graph, &args.model, output, weights)?);
     }

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use ckpt_passes::analysis::gradients::{framework_names, trained};
 use ckpt_passes::ir::op::{Body, Domain};
 use ckpt_passes::ir::{Data, External, Graph, NodeId, Tensor, Ty, ValueId};
+use ckpt_passes::ops::collective::is_of_ranks;
 use ckpt_passes::ops::{body_of, first_opset};
 use ckpt_passes::text::parse_dim_param;
 use ckpt_passes::transform::remat::role_word;
@@ -84,11 +85,13 @@ pub fn package(graph: &Graph, weights: &Weights) -> Result<Package> {
 /// # Errors
 /// See [`package`].
 pub fn package_up_to(graph: &Graph, weights: &Weights, greatest_opset: i64) -> Result<Package> {
-    // Ops that are written as calls of functions.
+    // Ops that are written as calls of functions. The body of a function describes one process, so what ranks
+    // compute together stays an op.
     let is_call = |id: NodeId| {
-        let op = graph.node(id).op;
+        let node = graph.node(id);
+        let op = node.op;
         let is_absent = op.domain == Domain::Ckpt || first_opset(graph, id) > greatest_opset;
-        is_absent && matches!(op.body, Body::Function(_))
+        is_absent && matches!(op.body, Body::Function(_)) && !is_of_ranks(node)
     };
     let mut file = GraphProto {
         name: Some(graph.name.clone()),

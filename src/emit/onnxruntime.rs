@@ -12,8 +12,8 @@ use crate::onnx::proto::NodeProto;
 use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::{Attr, Attrs, DType, Graph, Node, NodeId, OpDef, Tensor, ValueId};
 use ckpt_passes::ops::collective::{
-    ALL_REDUCE, CONCAT_RANKS, DATA_PARALLEL, GROUP, OWN_PART, RANKS, ROWS, START_ALL_REDUCE, WAIT,
-    groups,
+    ALL_REDUCE, CONCAT_RANKS, DATA_PARALLEL, GROUP, OWN_PART, RANKS, ROWS, SHARED,
+    START_ALL_REDUCE, WAIT, groups, is_of_ranks,
 };
 use ckpt_passes::ops::opaque::OPAQUE;
 use ckpt_passes::ops::shape::IDENTITY;
@@ -30,8 +30,7 @@ const DATA: i64 = 1;
 /// The number of its group of ranks that share layers.
 const HORIZONTAL: i64 = 4;
 
-/// What ONNX Runtime does otherwise.
-pub const WARNING: &str = "NCCL adds up tensors in an order of its own, so sums over ranks may differ from ours by rounding";
+const ROUNDS: &str = "NCCL adds up tensors in an order of its own, so sums over ranks may differ from ours by rounding";
 
 fn refused(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
     Error::usage(
@@ -42,14 +41,15 @@ fn refused(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
     .help("leave --collectives out: `ckpt-opt train` and `ckpt-opt run` execute it")
 }
 
-/// Replaces the collectives of a graph that is about to be written. Returns whether it has some.
+/// Replaces the collectives of a graph that is about to be written. Returns what the user should know.
 ///
 /// # Errors
 /// A node without an equivalent: what a rank has by its number, other types than floating-point numbers of 16 to 64 bits.
-pub fn use_onnxruntime(graph: &mut Graph) -> Result<bool> {
+pub fn use_onnxruntime(graph: &mut Graph) -> Result<Vec<String>> {
     let is_mesh = groups(graph).len() > 1;
     let old = graph.order().to_vec();
     let mut gone = BTreeSet::new();
+    let mut parts = Vec::new();
     let mut order = Vec::with_capacity(old.len());
     for id in &old {
         let node = graph.node(*id).clone();
@@ -58,14 +58,27 @@ pub fn use_onnxruntime(graph: &mut Graph) -> Result<bool> {
             None => order.push(*id),
             Some(new) => {
                 order.extend(&graph.order()[first..]);
-                replace(graph, node.outs[0], new);
+                if node.op == &OWN_PART {
+                    parts.push(graph.value(new).name.clone());
+                }
+                replace(graph, node.outs[0], new, graph.order().len() > first);
                 gone.insert(*id);
             }
         }
     }
     graph.remove_nodes(&|id| gone.contains(&id));
     graph.set_order(order);
-    Ok(!gone.is_empty())
+    let mut warnings = Vec::new();
+    if !gone.is_empty() {
+        warnings.push(ROUNDS.into());
+    }
+    if !parts.is_empty() {
+        warnings.push(format!(
+            "give each rank its own part of {}",
+            parts.join(", ")
+        ));
+    }
+    Ok(warnings)
 }
 
 /// Emits what stands for a node. Returns its result; nothing for a node that stays.
@@ -74,7 +87,7 @@ fn replaced(graph: &mut Graph, id: NodeId, node: &Node, is_mesh: bool) -> Result
     let Some(x) = node.operand(0) else {
         return Ok(None);
     };
-    let (op_type, attrs) = if op == &OWN_PART {
+    let (op_type, attrs) = if op == &OWN_PART || op == &SHARED {
         return Ok(Some(x));
     } else if op == &WAIT {
         return Ok(Some(stand_in(graph, node, (&IDENTITY, Attrs::new()), x)));
@@ -93,7 +106,7 @@ fn replaced(graph: &mut Graph, id: NodeId, node: &Node, is_mesh: bool) -> Result
             id,
             "`AllGather` is over all ranks, and these are some of them",
         ));
-    } else if ROWS.contains(&op) || ranks > 1 {
+    } else if ROWS.contains(&op) || is_of_ranks(node) {
         return Err(refused(graph, id, "it depends on the number of the rank"));
     } else {
         return Ok(None);
@@ -147,14 +160,14 @@ fn stand_in(
     graph.node(new).outs[0]
 }
 
-/// Gives the readers and the name of a value to another one.
-fn replace(graph: &mut Graph, old: ValueId, new: ValueId) {
+/// Gives the readers of a value to another one, and its name if that `is_made` for it.
+fn replace(graph: &mut Graph, old: ValueId, new: ValueId, is_made: bool) {
     graph.replace_uses(old, new);
     let outputs = graph.outputs().iter();
     let outputs = outputs.map(|v| if *v == old { new } else { *v }).collect();
     graph.set_outputs(outputs);
     let name = graph.value(old).name.clone();
-    if graph.value(new).name.starts_with(&name) {
+    if is_made {
         graph.rename_value(old, &format!("{name}/replaced"));
         graph.rename_value(new, &name);
     }

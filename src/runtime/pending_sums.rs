@@ -3,6 +3,9 @@
 //! Only the thread that runs the step begins sums and waits for them, and all ranks do so in the same order. A thread of its
 //! own exchanges one bucket after the other. It allocates nothing from libtorch: a sum is written over its tensor, or into a
 //! slice that was made before.
+//!
+//! NCCL knows an exchange by the order in which a rank issues it, and not by a tag. So tensors on a device are exchanged by the thread
+//! that runs the step, in the order of its nodes.
 
 use super::ranks::Group;
 use super::work_queue::WorkQueue;
@@ -10,7 +13,7 @@ use ckpt_passes::Result;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 /// A tensor, and the slice that takes this rank's slice of its sum.
 struct Member {
@@ -47,6 +50,7 @@ impl Pending {
         let Some((group, members)) = self.filling.take() else {
             return Ok(());
         };
+        let is_on_device = members.iter().any(|m| m.tensor.device() != Device::Cpu);
         let mut parts: Vec<(i64, Vec<Member>)> = Vec::new();
         for member in members {
             match parts.last_mut() {
@@ -65,8 +69,12 @@ impl Pending {
             }
             Ok(())
         };
-        let result = self.queue.begin(work)?;
-        self.under_way.insert(self.number, result);
+        if is_on_device {
+            work()?;
+        } else {
+            let result = self.queue.begin(work)?;
+            self.under_way.insert(self.number, result);
+        }
         (self.number, self.bytes) = (self.number + 1, 0);
         Ok(())
     }

@@ -373,7 +373,10 @@ pub fn try_nccl(place: Place) -> Result<i64> {
     let store = ranks::Store::file(&path.display().to_string(), 1, limit, "").map_err(failed)?;
     ranks::join(&store, "try", (0, 1), limit, Some("127.0.0.1"), true).map_err(failed)?;
     let one = device::moved(Tensor::from_slice(&[1i64]), place)?;
-    ranks::sum(("try", 0, 1), 0, std::slice::from_ref(&one), None).map_err(failed)?;
+    let summed = ranks::sum(("try", 0, 1), 0, std::slice::from_ref(&one), None);
+    // Threads of the group read the store as long as it is there.
+    ranks::leave("try").map_err(failed)?;
+    summed.map_err(failed)?;
     match one.f_int64_value(&[0]).map_err(|e| tch_error(&e))? {
         1 => Ok(version),
         sum => Err(fail("NCCL does not work").found(format!("a sum of one number 1 is {sum}"))),

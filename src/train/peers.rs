@@ -2,6 +2,7 @@
 
 use super::checkpoint::Manifest;
 use crate::place::Place;
+use crate::provenance::keys;
 use crate::runtime::ranks::{self, Coordinates, DATA_PARALLEL, Group, RankOptions, Ranks};
 use ckpt_passes::ir::Graph;
 use ckpt_passes::transform::collectives::has_collectives;
@@ -40,7 +41,8 @@ impl Peers {
     /// # Errors
     /// A graph that ranks do not share; a device without NCCL; ranks that do not come.
     pub fn join(options: &RankOptions, place: Place, graph: &Graph) -> Result<Peers> {
-        if !has_collectives(graph) {
+        // A model's own collectives are no gradients' sums.
+        if !has_collectives(graph) || !graph.meta.contains_key(keys::MESH) {
             return Err(Error::usage(
                 "ranks",
                 "several ranks train, and the graph is for one process: each would train by itself",

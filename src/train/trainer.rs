@@ -296,6 +296,7 @@ fn for_one_process(graph: &Graph, request: &Request) -> Result<Graph> {
     let request = Request {
         mesh: None,
         plan: Policy::NONE.into(),
+        // They may name exchanges, which one process lacks.
         overrides: Default::default(),
         ..request.clone()
     };

@@ -771,6 +771,20 @@ fn a_written_step_of_ranks_is_trained_by_as_many_and_run_by_no_other() {
     ];
     run(dir, "llama32.onnx", data, "model", &more);
     assert!(weights(dir, "written") == weights(dir, "model"));
+    // Ranks that share the layers and the vocabulary.
+    write("parts.onnx", &["--mesh", "tp=2"]);
+    let mut all = written(&["--out", "written-parts", "--ranks", "2", "-q"]);
+    all[1] = "parts.onnx";
+    let done = call(dir, &all);
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    run(
+        dir,
+        "llama32.onnx",
+        data,
+        "parts",
+        &[&more[..], &["--mesh", "tp=2"]].concat(),
+    );
+    assert!(weights(dir, "written-parts") == weights(dir, "parts"));
     for (more, says) in [
         (&["--out", "alone"][..], "this is one process"),
         (

@@ -12,9 +12,9 @@ fn written(dtype: &str, nodes: &str) -> Result<ModelProto> {
     let mut graph = text::parse(&source)?;
     infer(&mut graph)?;
     let plain = package(&graph, &Weights::Inside)?.model;
-    let has_some = use_onnxruntime(&mut graph)?;
+    let warnings = use_onnxruntime(&mut graph)?;
     let model = package(&graph, &Weights::Inside)?.model;
-    assert_eq!(has_some, plain != model);
+    assert_eq!(!warnings.is_empty(), plain != model);
     Ok(model)
 }
 

@@ -20,7 +20,7 @@ pub struct Search<'a> {
     work: &'a mut Work,
     random: Random,
     foresight: Foresight,
-    /// Whether no more searches follow where the gap stays wide.
+    /// Whether one search has to do, however wide the gap stays.
     pub once: bool,
     /// Whether the answer is known to be the best.
     pub optimal: bool,

@@ -4,8 +4,9 @@
 //! the requested one are searched too: at whole percents of what the unplanned step takes above static bytes, from the
 //! largest down, each as if it had been requested. Between two such budgets the larger then never costs more. The
 //! search ends where a bound proves that nothing smaller is cheaper. With plans near the bound that is at once. The work is
-//! limited, so on large problems with wide gaps the guarantee can lapse. Where the plan asked for is near its bound, one search
-//! is made at each smaller budget, so a plan there may be cheaper by less than that gap.
+//! limited, so on large problems with wide gaps the guarantee can lapse. Where the plan asked for is within
+//! [`FAR_GAP`](super::local_search::FAR_GAP) of its bound, each smaller budget gets one search. A plan that is asked for there may
+//! then be cheaper, by at most that gap.
 
 use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;
@@ -25,8 +26,8 @@ const BOUND_UNITS: u64 = 20_000_000;
 const MOST_FAILURES: u32 = 3;
 const NEAR_MIN_PEAK: f64 = 0.9;
 
-/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for. `is_far` says whether that is far
-/// from its bound.
+/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for; `is_far` tells that
+/// `own` is far from its bound.
 ///
 /// # Errors
 /// A bug, if a search returns no schedule of the problem.

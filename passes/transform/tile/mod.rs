@@ -151,6 +151,9 @@ fn auto_chunks(graph: &Graph, region: &Region, binding: &Binding) -> usize {
 /// Most chunks: each one is a set of nodes of its own.
 const MAX_CHUNKS: usize = 1024;
 
+/// Most second names that are tried for the sake of one region.
+const MOST_SPLITS: usize = 16;
+
 /// What the pass did, or why it did not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tiled {
@@ -208,14 +211,21 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
             }
             let classes = classes_axis(graph, scores);
             let mut found = Region::around(graph, &contents, scores, classes);
+            let mut tried = Vec::new();
             while let Some((node, slots)) = found.as_ref().err().and_then(Refusal::to_split)
                 && !taken[node]
-                && names.len() < MAX_CHUNKS
+                && tried.len() < MOST_SPLITS
             {
-                names.push(split(graph, node, slots)?);
+                tried.push(split(graph, node, slots)?);
                 contents = Contents::known(graph)?;
                 found = Region::around(graph, &contents, scores, classes);
             }
+            if found.is_err() && !tried.is_empty() {
+                unite(graph, &tried);
+                contents = Contents::known(graph)?;
+                tried.clear();
+            }
+            names.extend(tried);
             let region = match found {
                 Ok(region) => region,
                 // The cuts of this round may change that.

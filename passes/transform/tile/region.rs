@@ -12,6 +12,7 @@
 //! of a model ([`Region::chain`]) all chunks pass through the forward nodes first. They pass through the backward nodes
 //! later, which read what the forward nodes made of the same chunk.
 
+use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
 use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, each, fit, lead};
@@ -295,8 +296,9 @@ impl Search<'_> {
         let node = self.graph.node(id);
         for v in node.operands().filter(|v| !self.is_inside(*v)) {
             let slots = (0..node.ins.len()).filter(|slot| node.ins[*slot] == Some(v));
-            if slots.clone().count() > 1 {
-                // As in the product of a matrix with itself.
+            let is_twice = slots.clone().count() > 1;
+            // As in the product of a matrix with itself.
+            if is_twice && matches!(node.op.class, OpClass::Product | OpClass::BiasedProduct) {
                 return slots.skip(1).collect();
             }
             if self.classes.contains_key(&v) && self.fitted(id, Some(v)).is_ok() {

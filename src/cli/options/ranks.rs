@@ -35,7 +35,8 @@ impl Sharing {
 
     /// As [`Sharing::mesh`], for the ranks of a mesh.
     pub fn of(&self, mesh: Mesh) -> Option<Mesh> {
-        (mesh.ranks() > 1).then_some(Mesh {
+        // One rank shares nothing; [`Mesh::check`] refuses that.
+        (mesh.ranks() > 1 || self.sequence_parallel).then_some(Mesh {
             shares_rows: self.sequence_parallel,
             shard: self.shard,
             bucket_bytes: self.bucket,

@@ -634,8 +634,13 @@ fn collectives_without_an_equivalent_are_refused_by_name() {
             "a multiple of 2",
         ),
         (
+            "reduce_scatter_tensor",
+            &[sum.clone(), ("group_size", int(0))],
+            "no such number of ranks",
+        ),
+        (
             "all_gather_into_tensor",
-            &[("group_size", int(0))],
+            &[("group_size", int(-1))],
             "no such number of ranks",
         ),
     ] {

@@ -145,7 +145,7 @@ fn dequantised(
     let counts: Option<Vec<i64>> = sizes.iter().zip(blocks).map(fit).collect();
     let is_cut = |i: &usize| blocks[*i] > 1 && blocks[*i] < sizes[*i];
     let Some(counts) = counts.filter(|counts| {
-        counts.len() == blocks.len() && (0..counts.len()).filter(is_cut).count() < 2
+        blocks.len() == sizes.len() && (0..counts.len()).filter(is_cut).count() < 2
     }) else {
         return Err(c
             .fail("shape", "blocks do not fit the quantised weight")

@@ -6,12 +6,12 @@
 use super::super::value::{Group, Value};
 use super::lowering::Lowering;
 use super::signature::{Call, Formula, Op};
+use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, Dim};
 use ckpt_passes::ops::collective::{
     ALL_REDUCE, ANY_RANKS, CONCAT_RANKS, DATA_PARALLEL, GROUP, RANKS, REDUCE_SCATTER, SHARED,
     set_ranks,
 };
-use ckpt_passes::{Error, Result};
 
 /// Results are complete at once, so that nothing is to be waited for.
 pub const FORMULAS: &[Formula] = &["_c10d_functional::wait_tensor(tensor: t) => tensor"];
@@ -51,13 +51,12 @@ fn of_group(c: &mut Call, ranks: i64) -> Result<Attrs> {
         ranks: ANY_RANKS,
     });
     if group.name != name {
-        return Err(Error::model(
-            "ranks",
-            "collectives of several groups are not supported: a program does not say which ranks are in a group",
-        )
-        .expected(format!("the group `{}`, as in the collectives before", group.name))
-        .found(format!("the group `{name}`"))
-        .help("use one group of all ranks"));
+        let first = group.name.clone();
+        return Err(c
+            .fail("ranks", "collectives of several groups are not supported: a program does not say which ranks are in a group")
+            .expected(format!("the group `{first}`, as in the collectives before"))
+            .found(format!("the group `{name}`"))
+            .help("use one group of all ranks"));
     }
     let known = group.ranks;
     if known != ANY_RANKS && ranks != ANY_RANKS && known != ranks {
@@ -68,6 +67,18 @@ fn of_group(c: &mut Call, ranks: i64) -> Result<Attrs> {
     }
     group.ranks = ranks.max(known);
     Ok(Attrs::new().with(GROUP, DATA_PARALLEL).with(RANKS, ranks))
+}
+
+/// Returns the number of ranks that a collective states.
+fn group_size(c: &Call) -> Result<i64> {
+    let ranks = c.int("group_size", 1)?;
+    match ranks > 0 {
+        true => Ok(ranks),
+        false => Err(c
+            .fail("ranks", "there is no such number of ranks")
+            .expected("at least 1")
+            .found(ranks.to_string())),
+    }
 }
 
 /// Checks that a reduction is a sum.
@@ -91,7 +102,7 @@ fn all_reduce(c: &mut Call) -> Result<Value> {
 }
 
 fn all_gather(c: &mut Call) -> Result<Value> {
-    let ranks = c.int("group_size", 1)?;
+    let ranks = group_size(c)?;
     let attrs = of_group(c, ranks)?;
     let x = c.value("input")?;
     c.result_with(&CONCAT_RANKS, &[x], attrs)
@@ -99,7 +110,7 @@ fn all_gather(c: &mut Call) -> Result<Value> {
 
 fn reduce_scatter(c: &mut Call) -> Result<Value> {
     summed(c)?;
-    let ranks = c.int("group_size", 1)?;
+    let ranks = group_size(c)?;
     let attrs = of_group(c, ranks)?;
     let x = c.value("input")?;
     let mut dims = c.shape_of(x);
