@@ -284,7 +284,8 @@ fn split(graph: &mut Graph, node: NodeId, slots: &[usize]) -> Result<ValueId> {
     let v = graph.node(node).ins[slots[0]].ok_or_else(|| Error::bug("tile", "no operand"))?;
     let contents = infer(graph)?;
     let mut b = Builder::resume(graph, contents);
-    sink::resume_at(&mut b, node);
+    let reader = b.graph.node(node);
+    (b.prefix, b.loc, b.role) = (reader.name.clone(), reader.loc.clone(), reader.role);
     let name = b.op(&IDENTITY, &[v])?;
     for slot in slots {
         graph.set_operand(node, *slot, Some(name));
