@@ -683,7 +683,7 @@ fn what_ranks_cannot_share_is_refused_by_name() {
         ),
         (
             &["--mesh", "dp=2", "--sequence-parallel"],
-            "rows between blocks",
+            "needs ranks that share layers",
         ),
         (
             &["--mesh", "tp=2", "--optimizer", "muon"],

@@ -17,6 +17,7 @@ use ckpt_passes::ir::edit::NewNode;
 use ckpt_passes::ir::op::{Body, Domain};
 use ckpt_passes::ir::typing::{Contents, type_node};
 use ckpt_passes::ir::{Attr, Attrs, DType, Def, Graph, NodeId, OpDef, Tensor, Ty, ValueId};
+use ckpt_passes::ops::collective::RANKS;
 use ckpt_passes::ops::shape::STOP_GRADIENT;
 use ckpt_passes::{Error, Result, ops};
 use prost::Message;
@@ -334,9 +335,11 @@ impl<'a> Importer<'a, '_> {
             "" => ops::find_onnx(node.op_type()),
             // As `ckpt_opt.stop_gradient` has it exported. Other ops of ours come with a function.
             Domain::CKPT if node.op_type() == STOP_GRADIENT.name => Some(&STOP_GRADIENT),
-            // Ops over ranks have no function.
-            Domain::CKPT => ops::find(node.op_type())
-                .filter(|op| op.domain == Domain::Ckpt && matches!(op.body, Body::None(_))),
+            // What ranks compute together has no function.
+            Domain::CKPT => ops::find(node.op_type()).filter(|op| {
+                let is_of_ranks = op.attrs.iter().any(|spec| spec.name == RANKS);
+                op.domain == Domain::Ckpt && (is_of_ranks || matches!(op.body, Body::None(_)))
+            }),
             _ => None,
         };
         match op {
