@@ -493,7 +493,9 @@ fn every_error_has_its_entry() {
     }
     let mut known = codes();
     // Made through a helper that takes the code.
-    known.extend(["axis", "ranks", "recompute", "verify"].map(|c| ("model".to_string(), c.to_string())));
+    known.extend(
+        ["axis", "ranks", "recompute", "verify"].map(|c| ("model".to_string(), c.to_string())),
+    );
     for (kind, code) in known.difference(&told) {
         let _ = writeln!(wrong, "{kind} {code}: no entry");
     }
