@@ -110,6 +110,10 @@ const GENERAL: &[Recipe] = recipes! {
     Wait 1 (Real(S), Real(M23));
     AllGather 1 (Real(M23), Real(&[6]));
     OwnSlice 1 (Real(M23));
+    OwnSlice 1 (Real(C234)) with [("row_axes", I(2))];
+    GatherRows 1 (Real(M23), Ints(&[2]));
+    GatherRows 1 (Real(M23), Ints(&[2, 1]));
+    ConcatRanks 1 (Real(M23));
     OwnIndices 2 (Ints(&[1, 0, 3])) with [("size", I(4))];
     OwnPart 1 (Real(M23), Real(M23)) with [("axis", I(1)), ("pieces", L(&[1, 2]))];
     Shared 1 (Real(M23));

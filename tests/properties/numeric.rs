@@ -177,6 +177,8 @@ fn gradients_agree_with_finite_differences() {
         // A cast to a narrower type has no difference quotient, and what rounds pretends to have one.
         if !matches!(row.grad, Grad::Rule(_) | Grad::First(_) | Grad::Body)
             || matches!(recipe.op, "Cast" | "RoundThrough")
+            // Slices of elements are taken once all is differentiated.
+            || (recipe.op == "OwnSlice" && recipe.attrs.is_empty())
         {
             continue;
         }
