@@ -57,7 +57,7 @@ pub mod keys {
     pub const MASTER_WEIGHTS: &str = "ckpt.master_weights";
     /// The ranks that share the step, as `--mesh` takes them.
     pub const MESH: &str = "ckpt.mesh";
-    /// `true` where ranks that share the layers share the rows between their blocks, too.
+    /// `true` for sequence parallelism.
     pub const SEQUENCE_PARALLEL: &str = "ckpt.sequence_parallel";
     /// What each of them keeps a slice of, as `--shard` takes it.
     pub const SHARD: &str = "ckpt.shard";

@@ -74,8 +74,8 @@ pub const SIZE: &str = "size";
 pub const IGNORE_INDEX: &str = "ignore_index";
 /// Attribute: its pieces.
 const PIECES: &str = "pieces";
-/// Attribute of [`OWN_SLICE`] and [`REDUCE_SCATTER`]: how many axes of the operand are rows, of which each rank has a slice; 0 for
-/// slices of elements.
+/// Attribute of [`OWN_SLICE`] and [`REDUCE_SCATTER`]: the number of leading axes that are rows; 0 where a slice is one of
+/// elements.
 pub const ROW_AXES: &str = "row_axes";
 /// Attribute beside it: whether copies of the last row stand for rows that a rank lacks, instead of zeros. Results are computed
 /// of the copies as of other rows; their cotangents are zeros.
@@ -396,15 +396,13 @@ pub static OWN_SLICE: OpDef = OpDef {
     infer: own_slice_type,
     grad: Grad::First(|cx| {
         let attrs = cx.attrs();
-        let axes = match row_axes(&attrs) {
-            0 => {
-                return Err(no_rule(
-                    cx,
-                    "slices of elements are added after differentiation",
-                ));
-            }
-            axes => axes,
-        };
+        let axes = row_axes(&attrs);
+        if axes == 0 {
+            return Err(no_rule(
+                cx,
+                "slices of elements are added after differentiation",
+            ));
+        }
         let lead = cx.b.sizes(cx.x(0), 0..axes)?;
         let group = group_attrs(&attrs);
         cx.b.emit(&GATHER_ROWS, &[cx.dy0(), lead], group)

@@ -3,7 +3,7 @@
 //! A sum over ranks becomes `NcclAllReduce`, and the tensors of all ranks one after the other `AllGather`, both of the domain
 //! com.microsoft. A sum that is begun and waited for is one op there.
 //!
-//! Nothing is written where a rank has a slice by its number. `NcclReduceScatter` and `NcclAllGather` leave whole tensors on one
+//! Ops that give each rank a slice by its number are refused. `NcclReduceScatter` and `NcclAllGather` leave whole tensors on one
 //! rank each ("a single rank must be responsible for the entire tensor", orttraining's nccl_kernels.cc), and no op tells a rank
 //! its number.
 
@@ -163,9 +163,6 @@ fn stand_in(
 /// Gives the readers of a value to another one, and its name if that `is_made` for it.
 fn replace(graph: &mut Graph, old: ValueId, new: ValueId, is_made: bool) {
     graph.replace_uses(old, new);
-    let outputs = graph.outputs().iter();
-    let outputs = outputs.map(|v| if *v == old { new } else { *v }).collect();
-    graph.set_outputs(outputs);
     let name = graph.value(old).name.clone();
     if is_made {
         graph.rename_value(old, &format!("{name}/replaced"));

@@ -18,7 +18,7 @@ fn written(dtype: &str, nodes: &str) -> Result<ModelProto> {
     Ok(model)
 }
 
-/// The op, its integer attributes, and what it reads and makes.
+/// Formats a node: its op, integer attributes, inputs and outputs.
 fn shown(node: &NodeProto) -> String {
     let attrs: Vec<String> = node
         .attribute

@@ -216,8 +216,9 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                 && !taken[node]
                 && tried.len() < MOST_SPLITS
             {
-                tried.push(split(graph, node, slots)?);
-                contents = Contents::known(graph)?;
+                let (name, known) = split(graph, contents, node, slots)?;
+                contents = known;
+                tried.push(name);
                 found = Region::around(graph, &contents, scores, classes);
             }
             if found.is_err() && !tried.is_empty() {
@@ -277,21 +278,26 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
     Ok(tiled)
 }
 
-/// Gives the value that a node reads in `slots` a second name there. A matrix of rows that is compared with itself is read row by
-/// row on one side, and whole on the other. Returns the second name.
-fn split(graph: &mut Graph, node: NodeId, slots: &[usize]) -> Result<ValueId> {
+/// Has a node read an `Identity` of the value that it reads in `slots`: a second name. A matrix of rows that is compared with
+/// itself is read row by row on one side, and whole on the other. Returns the name, and what is known of contents with it.
+fn split(
+    graph: &mut Graph,
+    contents: Contents,
+    node: NodeId,
+    slots: &[usize],
+) -> Result<(ValueId, Contents)> {
     let order = graph.order().to_vec();
     let v = graph.node(node).ins[slots[0]].ok_or_else(|| Error::bug("tile", "no operand"))?;
-    let contents = infer(graph)?;
     let mut b = Builder::resume(graph, contents);
     let reader = b.graph.node(node);
     (b.prefix, b.loc, b.role) = (reader.name.clone(), reader.loc.clone(), reader.role);
     let name = b.op(&IDENTITY, &[v])?;
+    let contents = b.contents;
     for slot in slots {
         graph.set_operand(node, *slot, Some(name));
     }
     order_by_reads(graph, &order)?;
-    Ok(name)
+    Ok((name, contents))
 }
 
 /// Takes second names away.

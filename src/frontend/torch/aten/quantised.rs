@@ -43,9 +43,8 @@ fn int8_product(c: &mut Call) -> Result<Value> {
     let (x, scales) = (c.value("self")?, c.value("scales")?);
     let real = c.low.b.dtype(x);
     let (codes, sizes) = codes(c, "mat2")?;
-    let blocks: Vec<i64> = (0..sizes.len())
-        .map(|i| if i == 0 { 1 } else { sizes[i] })
-        .collect();
+    let mut blocks = sizes.clone();
+    blocks[0] = 1;
     let w = dequantised(c, (codes, &sizes), &blocks, (scales, None), real)?;
     let y = affine(c, x, w, None)?;
     c.made(y)

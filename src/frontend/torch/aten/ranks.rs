@@ -32,7 +32,7 @@ pub const OPS: &[Op] = &[
 ];
 
 impl Lowering<'_> {
-    /// Gives collectives that do not say how many ranks there are the number that others say.
+    /// Sets the number of ranks of collectives that do not state it, and warns of the group.
     pub(super) fn settle_group(&mut self) {
         if let Some(Group { name, ranks }) = self.group.take() {
             set_ranks(self.b.graph, DATA_PARALLEL, ranks);
