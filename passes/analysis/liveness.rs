@@ -4,14 +4,15 @@
 //! Graph outputs live to the end, inputs and initializers throughout.
 //!
 //! A value that is fetched arrives while other nodes run, and its first reader waits for it. Until then the transfer
-//! reads the offloaded value, so that value lives at least until the first reader of what was fetched. A fetched value
-//! without readers arrives at the end.
+//! reads the offloaded value, so that value lives at least until the first reader of what was fetched. A parameter that ranks gather
+//! arrives in the same way. What is fetched or gathered and has no readers arrives at the end.
 //!
 //! [`MemoryProfile`](super::MemoryProfile) applies these rules to storages: a storage dies with the last of its values.
 //! The executor applies them to tensors, which hold their storage. So a run frees what the profile predicts.
 
 use crate::analysis::fused_updates::FusedUpdate;
 use crate::ir::{Graph, SecondaryMap, ValueId};
+use crate::ops::collective::ALL_GATHER;
 use crate::ops::transfer::{FETCH, OFFLOAD, RELEASE};
 
 /// The last uses of values, by position in the graph's order.
@@ -19,7 +20,7 @@ use crate::ops::transfer::{FETCH, OFFLOAD, RELEASE};
 pub struct Liveness {
     last_use: SecondaryMap<ValueId, Option<usize>>,
     lives_on: SecondaryMap<ValueId, bool>,
-    /// The fetched values that the node at each position is the first to read.
+    /// The fetched and gathered values that the node at each position is the first to read.
     pub arrivals: Vec<Vec<ValueId>>,
 }
 
@@ -32,7 +33,8 @@ impl Liveness {
             lives_on: SecondaryMap::new(bound, false),
             arrivals: vec![Vec::new(); graph.order().len()],
         };
-        // The offloaded value behind each fetched value that nothing has read yet.
+        // What has to live until something reads a value that is under way: the offloaded value behind a fetched one, and of a
+        // gathered parameter only that itself.
         let mut under_way: SecondaryMap<ValueId, Option<ValueId>> = SecondaryMap::new(bound, None);
         for (position, id) in graph.order().iter().enumerate() {
             let node = graph.node(*id);
@@ -43,11 +45,12 @@ impl Liveness {
                     liveness.arrivals[position].push(*value);
                 }
             }
-            if let (true, Some(Some(source))) = (node.op == &FETCH, node.ins.first())
-                && is_offloaded(graph, *source)
-            {
-                under_way[node.outs[0]] = Some(*source);
-            }
+            let source = match node.operand(0) {
+                Some(source) if node.op == &FETCH && is_offloaded(graph, source) => source,
+                _ if node.op == &ALL_GATHER => node.outs[0],
+                _ => continue,
+            };
+            under_way[node.outs[0]] = Some(source);
         }
         let made = graph.order().iter().flat_map(|id| &graph.node(*id).outs);
         let unread = made.filter_map(|value| under_way[*value]);

@@ -28,6 +28,7 @@ pub mod overlap;
 pub mod plan;
 pub mod planner;
 pub mod policy;
+pub mod prefetch;
 pub mod problem;
 mod range_max;
 pub mod request;

@@ -611,12 +611,7 @@ impl Offloading<'_> {
     /// about time. Without streams the cost is that of one transfer after the other.
     fn replanned(&self, plan: Plan, steps: &[Step], proves: Option<f64>) -> Result<Plan> {
         let problem = &self.input.problem;
-        let mut reasons = problem.by_value(String::new());
-        for decision in plan.decisions {
-            if let Some(reason) = reasons.get_mut(decision.value.0) {
-                *reason = decision.reason;
-            }
-        }
+        let reasons = plan.reasons(problem);
         let layer_of = &self.input.annotations.layer_of;
         let mut whole = Plan::new(&plan.policy, problem, steps, layer_of, &reasons)?;
         if !self.request.offload.streams {

@@ -185,12 +185,7 @@ impl Plan {
                 .found(found)
                 .help("plan again, or use the model and options that the plan was made with"));
         }
-        let mut reasons: Reasons = problem.by_value(String::new());
-        for decision in self.decisions {
-            if let Some(reason) = reasons.get_mut(decision.value.0) {
-                *reason = decision.reason;
-            }
-        }
+        let reasons = self.reasons(problem);
         let Schedule { steps, offloaded } = self.schedule;
         problem.check_movable(&offloaded)?;
         let plan = Plan::new(&self.policy, problem, &settled(&steps), layer_of, &reasons)?;
@@ -201,6 +196,17 @@ impl Plan {
             },
             ..plan
         })
+    }
+
+    /// Returns why each storage is kept or not.
+    pub fn reasons(&self, problem: &Problem) -> Reasons {
+        let mut reasons = problem.by_value(String::new());
+        for decision in &self.decisions {
+            if let Some(reason) = reasons.get_mut(decision.value.0) {
+                reason.clone_from(&decision.reason);
+            }
+        }
+        reasons
     }
 
     /// Returns the ops in the order in which they run.

@@ -4,7 +4,8 @@ use super::infeasible::Failure;
 use super::input::PlanInput;
 use super::offload;
 use super::plan::Plan;
-use super::request::PlanRequest;
+use super::prefetch;
+use super::request::{Goal, PlanRequest};
 use super::solve::work::Effort;
 use ckpt_error::Result;
 use std::time::Instant;
@@ -35,6 +36,9 @@ pub fn plan(input: &PlanInput, request: &PlanRequest) -> Result<PlanOutcome, Fai
         }
         _ => offload::plan(input, request)?,
     };
+    if request.offload.streams && !matches!(request.goal, Goal::Stored(_)) {
+        plan = prefetch::early(input, plan, request.offload.in_flight)?;
+    }
     (plan.loss_chunks, plan.mlp_chunks) = (input.chunks.loss, input.chunks.mlp);
     if let Some(tried) = tried {
         tried.qualify(&mut plan);

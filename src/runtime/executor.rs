@@ -19,7 +19,7 @@ use super::index_errors;
 use super::inputs::{self, Input};
 use super::kernels::{self, copy_into, scalar_number};
 use super::observed::Observed;
-use super::pending_sums;
+use super::pending_exchanges;
 use super::ranks::{Group, group};
 use super::recorder::Recorder;
 use super::specialization::{NodeForm, Specialization, SpecializationKey};
@@ -551,7 +551,7 @@ impl<'g> Program<'g> {
         };
         // Whatever became of the run, none of its transfers is under way afterwards.
         drop(values.transfers.finish());
-        pending_sums::finish();
+        pending_exchanges::finish();
         if done.is_err() {
             let values = &mut *values;
             values.train_state.recover(&values.tensors);
@@ -701,10 +701,7 @@ impl<'g> Program<'g> {
                 deferred,
             };
             let offer = specialization.and_then(|s| s.arena.as_ref()?.offer(at));
-            let arrived = step
-                .arrivals
-                .iter()
-                .try_for_each(|s| values.transfers.finish_fetch(*s));
+            let arrived = step.arrivals.iter().try_for_each(|s| values.arrive(*s));
             arrived
                 .and_then(|()| step.run(form, given, values, &mut observed))
                 .and_then(|()| self.check.after(step, values, self.graph))

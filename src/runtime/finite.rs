@@ -3,6 +3,7 @@
 //! Checks run on the host, right after the node and before any later one. They take no memory from libtorch's allocator.
 
 use super::convert::{tch_error, torch_error};
+use super::pending_exchanges;
 use super::step::Step;
 use super::values::Values;
 use ckpt_passes::ir::{Graph, Id};
@@ -50,7 +51,10 @@ impl Check {
     /// Checks the results of a node that has just run.
     pub(super) fn after(&self, step: &Step, values: &Values, graph: &Graph) -> Result<()> {
         let of = |slot: usize| match &values.tensors[slot] {
-            Some(tensor) => Numbers::of(tensor),
+            Some(tensor) => {
+                pending_exchanges::arrive(tensor)?;
+                Numbers::of(tensor)
+            }
             None => Ok(Numbers::Finite),
         };
         match self {

@@ -5,7 +5,7 @@
 //! kernel per op. The allocator of `ckpt-torch` measures the memory that `analysis::memory` predicts.
 //!
 //! [`backend`] is the interface to a place that runs kernels. `cpu` and `cuda` implement it, and everything else is shared.
-//! [`ranks`] are processes that run one graph on different rows of a batch; `pending_sums` are their sums under way.
+//! [`ranks`] are processes that run one graph on different rows of a batch; `pending_exchanges` are their sums under way.
 //! [`swap_store`] holds offloaded tensors, and [`transfers`] moves them while other nodes run.
 
 pub mod backend;
@@ -27,7 +27,7 @@ pub mod kernels;
 mod library;
 mod observed;
 mod operands;
-mod pending_sums;
+mod pending_exchanges;
 pub mod ranks;
 pub mod recorder;
 pub mod session;

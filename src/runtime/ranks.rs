@@ -14,7 +14,8 @@ use crate::place::Place;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::ops::collective::{ANY_RANKS, groups as groups_of, slice_of};
 use ckpt_passes::{Error, Result};
-use ckpt_torch::{TorchError, ranks};
+use ckpt_torch::TorchError;
+use ckpt_torch::ranks::{self, Gather};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -488,13 +489,30 @@ impl Group {
     /// # Errors
     /// Another rank is gone or too late.
     pub fn gather(&self, x: &Tensor, row: i64) -> Result<()> {
-        match self.is_joined {
-            true => {
-                let bytes = self.slice_bytes(x, row);
-                ranks::gather(&self.name, x, &bytes).map_err(|e| self.lost(&e))
-            }
-            false => Ok(()),
+        match self.begin_gather(x, row)? {
+            Some(gather) => self.end_gather(gather),
+            None => Ok(()),
         }
+    }
+
+    /// Begins to gather. Alone or of nothing, there is nothing to wait for.
+    ///
+    /// # Errors
+    /// Another rank is gone.
+    pub(super) fn begin_gather(&self, x: &Tensor, row: i64) -> Result<Option<Gather>> {
+        if !self.is_joined || self.ranks == 1 || x.numel() == 0 {
+            return Ok(None);
+        }
+        let begun = Gather::begin(&self.name, x, &self.slice_bytes(x, row));
+        begun.map(Some).map_err(|e| self.lost(&e))
+    }
+
+    /// Waits for a gather.
+    ///
+    /// # Errors
+    /// Another rank is gone or too late.
+    pub(super) fn end_gather(&self, gather: Gather) -> Result<()> {
+        gather.wait().map_err(|e| self.lost(&e))
     }
 
     /// Returns the sum of a number of each rank.

@@ -6,6 +6,7 @@ use super::device;
 use super::draws::Draws;
 use super::fixed_draws::FixedDraws;
 use super::kernels::{copy_into, empty};
+use super::pending_exchanges;
 use super::swap_store::SwapStore;
 use super::train_state::{TrainState, Weight};
 use super::transfers::Transfers;
@@ -90,6 +91,16 @@ impl Values {
     pub fn staying(&self) -> impl Iterator<Item = &Tensor> {
         let keys = self.fixed_draws.iter().map(|fixed| fixed.words());
         self.uploads.iter().flat_map(Uploads::tensors).chain(keys)
+    }
+
+    /// Waits until a value is there that a transfer or a gather brings.
+    ///
+    /// # Errors
+    /// Those of the transfer or gather.
+    pub fn arrive(&mut self, slot: usize) -> Result<()> {
+        self.transfers.finish_fetch(slot)?;
+        let tensor = self.tensors[slot].as_ref();
+        tensor.map_or(Ok(()), pending_exchanges::arrive)
     }
 
     /// Frees the tensors of some slots.

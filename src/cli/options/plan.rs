@@ -67,10 +67,10 @@ pub struct Offloads {
     #[arg(long, value_name = "B", value_parser = bytes)]
     pub host_budget: Option<u64>,
     /// Let transfers overlap with other nodes: a plan holds results a little longer and fetches them a little earlier
-    /// where memory allows it. on or off
+    /// where memory allows it, and parameters that ranks gather too. on or off
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
     pub overlap_transfers: bool,
-    /// At most so many nodes' results are held while they are on their way out; as many are fetched ahead
+    /// At most so many nodes' results are held while they are on their way out; as many are fetched or gathered ahead
     #[arg(long, value_name = "N", default_value_t = IN_FLIGHT, value_parser = count)]
     pub max_forward_stash: usize,
 }

@@ -3,7 +3,7 @@
 use super::context::*;
 use super::index::wrapped;
 use super::loss::checked_labels;
-use crate::runtime::pending_sums;
+use crate::runtime::pending_exchanges;
 use crate::runtime::ranks::{Group, group};
 use ckpt_passes::ops::collective::*;
 
@@ -40,7 +40,7 @@ fn all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
 
 fn start_all_reduce(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (out, group) = (cx.result_from(cx.x(0)?)?, group_of(cx)?);
-    pending_sums::begin(&group, &out, None, bucket(cx))?;
+    pending_exchanges::begin(&group, &out, None, bucket(cx))?;
     Ok(vec![out])
 }
 
@@ -139,9 +139,7 @@ fn gather_rows(cx: &KernelCx) -> Result<Vec<Tensor>> {
     }
     let rows = call("aten::view", args![&out, &[&[count], &size[1..]].concat()])?;
     copy_into(&narrow(&rows, 0, from, mine)?, &narrow(own, 0, 0, mine)?)?;
-    if group.ranks > 1 && out.numel() > 0 {
-        group.gather(&out, size[1..].iter().product())?;
-    }
+    group.gather(&out, size[1..].iter().product())?;
     Ok(vec![out])
 }
 
@@ -154,23 +152,23 @@ fn start_reduce_scatter(cx: &KernelCx) -> Result<Vec<Tensor>> {
         let (from, own) = slice_of(elements, group.ranks, group.rank);
         fill_slice(&out, &narrow(&as_vector(&lent)?, 0, from, own)?)?;
     }
-    pending_sums::begin(&group, &lent, Some(&out), bucket(cx))?;
+    pending_exchanges::begin(&group, &lent, Some(&out), bucket(cx))?;
     Ok(vec![lent, out])
 }
 
 fn wait(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let x = cx.x(0)?;
-    pending_sums::wait(x)?;
+    pending_exchanges::wait(x)?;
     Ok(vec![cx.result_from(x)?])
 }
 
 /// The first operand has the type of the parameter, and no contents.
 fn all_gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (like, slice, group) = (cx.x(0)?, cx.x(1)?, group_of(cx)?);
-    let whole = match cx.attrs.opt_ints(DIMS) {
-        Some(dims) => gathered(&group, slice, dims)?,
-        None => gathered(&group, slice, &like.size())?,
-    };
+    let dims = like.size();
+    let dims = cx.attrs.opt_ints(DIMS).unwrap_or(&dims);
+    let whole = with_own(&group, slice, dims)?;
+    pending_exchanges::begin_gather(&group, &whole)?;
     Ok(vec![whole])
 }
 
@@ -179,11 +177,18 @@ fn all_gather(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// # Errors
 /// Another rank is gone or too late.
 pub fn gathered(group: &Group, slice: &Tensor, dims: &[i64]) -> Result<Tensor> {
+    let out = with_own(group, slice, dims)?;
+    group.gather(&out, 1)?;
+    Ok(out)
+}
+
+/// Returns a new tensor with the rank's own slice in its place. Alone, all else is zeros.
+fn with_own(group: &Group, slice: &Tensor, dims: &[i64]) -> Result<Tensor> {
     let out = empty(dims, slice.kind(), slice.device())?;
     if group.is_alone() {
         zero(&out)?;
     }
-    gather_into(&out, slice, group)?;
+    place_own(&out, slice, group)?;
     Ok(out)
 }
 
@@ -212,16 +217,11 @@ pub fn whole_of(group: &Group, own: &Tensor, dims: &[i64], part: &Part) -> Resul
     whole.f_squeeze_dim(0).map_err(|e| tch_error(&e))
 }
 
-/// Writes a rank's slice to its place in the whole tensor, and fills the places of the others with theirs.
-fn gather_into(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
-    let elements = whole.numel() as i64;
-    let whole = as_vector(whole)?;
-    let (from, own) = slice_of(elements, group.ranks, group.rank);
-    copy_into(&narrow(&whole, 0, from, own)?, &narrow(slice, 0, 0, own)?)?;
-    match group.ranks > 1 && elements > 0 {
-        true => group.gather(&whole, 1),
-        false => Ok(()),
-    }
+/// Writes a rank's slice to its place in the whole tensor.
+fn place_own(whole: &Tensor, slice: &Tensor, group: &Group) -> Result<()> {
+    let (from, own) = slice_of(whole.numel() as i64, group.ranks, group.rank);
+    let place = narrow(&as_vector(whole)?, 0, from, own)?;
+    copy_into(&place, &narrow(slice, 0, 0, own)?)
 }
 
 fn keep_slice(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -301,6 +301,7 @@ fn gather_slices(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if group.is_alone() && cx.overwrites.is_none() {
         copy_into(&out, old)?;
     }
-    gather_into(&out, slice, &group)?;
+    place_own(&out, slice, &group)?;
+    group.gather(&out, 1)?;
     Ok(vec![out])
 }

@@ -247,19 +247,56 @@ pub fn scratch_bytes() -> u64 {
     unsafe { sys::ck_group_scratch_bytes() }.unsigned_abs()
 }
 
-/// Fills slice r of a tensor with that of rank r, on all ranks.
-///
-/// # Errors
-/// `Refused` if a rank is gone or does not answer in time; a tensor that is not row-major or too small.
-pub fn gather(name: &str, tensor: &Tensor, slice_bytes: &[i64]) -> Result<(), TorchError> {
-    let name = c_string(name)?;
-    // SAFETY: the string, the tensor and the list are lent for the call, which checks sizes.
-    check(unsafe {
-        sys::ck_group_gather(
-            name.as_ptr(),
-            handle::lend(tensor),
-            slice_bytes.as_ptr(),
-            slice_bytes.len() as i64,
-        )
-    })
+/// Slices of a tensor that come from the ranks that have them. A gather that is dropped is waited for.
+#[derive(Debug)]
+pub struct Gather {
+    handle: *mut c_void,
+    /// What is written to lives as long.
+    _tensor: Tensor,
+}
+
+impl Gather {
+    /// Begins to fill slice r of a tensor with that of rank r, on all ranks. These begin the gathers of a group in the same order.
+    ///
+    /// # Errors
+    /// `Refused` if a rank is gone; a tensor that is not row-major or too small.
+    pub fn begin(name: &str, tensor: &Tensor, slice_bytes: &[i64]) -> Result<Gather, TorchError> {
+        let name = c_string(name)?;
+        // SAFETY: the string and the list are lent for the call, which checks sizes; the tensor lives until the gather has ended.
+        let handle = handle::made(|gather| unsafe {
+            sys::ck_group_gather(
+                name.as_ptr(),
+                handle::lend(tensor),
+                slice_bytes.as_ptr(),
+                slice_bytes.len() as i64,
+                gather,
+            )
+        })?;
+        Ok(Gather {
+            handle,
+            _tensor: tensor.shallow_clone(),
+        })
+    }
+
+    /// Waits until the tensor is whole.
+    ///
+    /// # Errors
+    /// `Refused` if a rank is gone or does not answer in time.
+    pub fn wait(mut self) -> Result<(), TorchError> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), TorchError> {
+        match std::mem::replace(&mut self.handle, ptr::null_mut()) {
+            none if none.is_null() => Ok(()),
+            // SAFETY: the handle is ours and used only here.
+            handle => check(unsafe { sys::ck_group_gathered(handle) }),
+        }
+    }
+}
+
+impl Drop for Gather {
+    fn drop(&mut self) {
+        drop(self.finish());
+    }
 }

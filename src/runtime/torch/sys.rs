@@ -334,7 +334,9 @@ unsafe extern "C" {
         tensor: *const c_void,
         slice_bytes: *const i64,
         ranks: i64,
+        gather: *mut *mut c_void,
     ) -> i32;
+    pub fn ck_group_gathered(gather: *mut c_void) -> i32;
 
     pub fn ck_generator_new(seed: u64, generator: *mut *mut c_void) -> i32;
     pub fn ck_generator_clone(generator: *mut c_void, clone: *mut *mut c_void) -> i32;

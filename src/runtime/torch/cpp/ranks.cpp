@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,12 @@ void finish(const std::vector<WorkPtr>& works) {
   }
   if (failure) std::rethrow_exception(failure);
 }
+
+// Slices of a tensor that come from other ranks.
+struct Gather {
+  std::vector<std::vector<at::Tensor>> slices;
+  std::vector<WorkPtr> works;
+};
 
 // What makes NCCL's groups, by its names in libtorch's CUDA library: headers of NCCL and CUDA are not needed.
 struct Nccl {
@@ -193,24 +200,36 @@ int32_t ck_group_leave(const char* name) {
   });
 }
 
-// Fills slice r of a tensor with that of rank r, on all ranks.
-int32_t ck_group_gather(const char* name, const void* tensor, const int64_t* slice_bytes, int64_t ranks) {
+// Begins to fill slice r of a tensor with that of rank r, on all ranks. The tensor lives until ck_group_gathered.
+int32_t ck_group_gather(const char* name, const void* tensor, const int64_t* slice_bytes, int64_t ranks, void** gather) {
   return ckpt::guarded([&] {
     auto group = c10d::resolve_process_group(name);
-    std::vector<std::vector<at::Tensor>> slices;
-    std::vector<WorkPtr> works;
+    auto made = std::make_unique<Gather>();
     int64_t from = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const auto bytes = slice_bytes[rank];
-      if (bytes > 0) {
-        slices.push_back({lent(tensor_of(tensor), from, bytes)});
-        c10d::BroadcastOptions options;
-        options.rootRank = rank;
-        works.push_back(group->broadcast(slices.back(), options));
+    try {
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const auto bytes = slice_bytes[rank];
+        if (bytes > 0) {
+          made->slices.push_back({lent(tensor_of(tensor), from, bytes)});
+          c10d::BroadcastOptions options;
+          options.rootRank = rank;
+          made->works.push_back(group->broadcast(made->slices.back(), options));
+        }
+        from += bytes;
       }
-      from += bytes;
+    } catch (...) {
+      ckpt::guarded([&] { finish(made->works); });
+      throw;
     }
-    finish(works);
+    *gather = made.release();
+  });
+}
+
+// Waits for a gather, which is gone afterwards.
+int32_t ck_group_gathered(void* gather) {
+  return ckpt::guarded([&] {
+    std::unique_ptr<Gather> own(static_cast<Gather*>(gather));
+    finish(own->works);
   });
 }
 

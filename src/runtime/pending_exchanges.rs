@@ -1,8 +1,9 @@
-//! Sums over ranks that run beside the nodes of a step: which are begun, gathered into a bucket or under way.
+//! Exchanges between ranks that run beside the nodes of a step: sums that are begun, collected in a bucket or under way, and
+//! parameters that are being gathered.
 //!
-//! Only the thread that runs the step begins sums and waits for them, and all ranks do so in the same order. A thread of its
-//! own exchanges one bucket after the other. It allocates nothing from libtorch: a sum is written over its tensor, or into a
-//! slice that was made before.
+//! Only the thread that runs the step begins them and waits for them, and all ranks do so in the same order. A thread of its
+//! own sums one bucket after the other. It allocates nothing from libtorch: a sum is written over its tensor, or into a
+//! slice that was made before. Gathers are begun at once, and run in threads of the group.
 //!
 //! NCCL knows an exchange by the order in which a rank issues it, and not by a tag. So tensors on a device are exchanged by the thread
 //! that runs the step, in the order of its nodes.
@@ -10,6 +11,7 @@
 use super::ranks::Group;
 use super::work_queue::WorkQueue;
 use ckpt_passes::Result;
+use ckpt_torch::ranks::Gather;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
@@ -37,6 +39,8 @@ struct Pending {
     /// The bucket of each sum that nothing has waited for, by the address of its result.
     buckets: BTreeMap<usize, u64>,
     under_way: BTreeMap<u64, Receiver<Result<()>>>,
+    /// By the address of the whole tensor.
+    gathers: BTreeMap<usize, (Group, Gather)>,
     queue: WorkQueue,
 }
 
@@ -130,12 +134,37 @@ pub fn wait(result: &Tensor) -> Result<()> {
     received.map_or(Ok(()), |r| WorkQueue::wait(&r))
 }
 
+/// Begins to fill the slices of a tensor with those of the ranks. It is not to be read until [`arrive`].
+///
+/// # Errors
+/// Another rank is gone.
+pub fn begin_gather(group: &Group, whole: &Tensor) -> Result<()> {
+    if let Some(gather) = group.begin_gather(whole, 1)? {
+        let at = whole.data_ptr() as usize;
+        with(|pending| pending.gathers.insert(at, (group.clone(), gather)));
+    }
+    Ok(())
+}
+
+/// Waits until a tensor is gathered, if it is being.
+///
+/// # Errors
+/// Another rank is gone or too late.
+pub fn arrive(whole: &Tensor) -> Result<()> {
+    let at = whole.data_ptr() as usize;
+    match with(|pending| pending.gathers.remove(&at)) {
+        Some((group, gather)) => group.end_gather(gather),
+        None => Ok(()),
+    }
+}
+
 /// Forgets what was not exchanged, and waits for all else: afterwards no tensor is written to.
 pub fn finish() {
     let under_way = with(|pending| {
         pending.filling = None;
         pending.bytes = 0;
         pending.buckets.clear();
+        pending.gathers.clear();
         std::mem::take(&mut pending.under_way)
     });
     for received in under_way.into_values() {
