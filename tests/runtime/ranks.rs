@@ -431,6 +431,31 @@ fn a_budget_gathers_parameters_again_where_the_link_is_fast() {
     assert!(fast > slow, "{fast} gathers again, {slow} over a slow link");
 }
 
+/// Where the memory of the plan allows it, other nodes run between a gather and the first reader of the parameter.
+#[test]
+fn parameters_are_gathered_beside_other_nodes() {
+    let mesh = Mesh {
+        dp: 2,
+        tp: 1,
+        shard: Shard::Params,
+        bucket_bytes: BUCKETS[1],
+        ..Mesh::default()
+    };
+    for plan in [Policy::NONE.into(), Budget::Percent(80.0).into()] {
+        let graph = of_rank("gpt2", mesh, plan, true).unwrap();
+        measured(&graph, &mesh);
+        let order = || graph.order().iter().map(|id| graph.node(*id));
+        let (mut beside, mut all) = (0, 0);
+        for (at, gather) in order().enumerate().filter(|(_, n)| n.op == &ALL_GATHER) {
+            let mut later = order().skip(at + 1).filter(|n| n.op != &ALL_GATHER);
+            let next = later.next().unwrap();
+            beside += usize::from(next.operands().all(|v| v != gather.outs[0]));
+            all += 1;
+        }
+        assert!(2 * beside > all, "{beside} of {all}");
+    }
+}
+
 #[test]
 fn a_plan_neither_repeats_nor_drops_nor_reorders_what_ranks_do_together() {
     let collectives = |graph: &Graph| -> Vec<String> {
