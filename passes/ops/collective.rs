@@ -84,10 +84,8 @@ pub const REPEATS: &str = "repeats";
 pub const DIMS: &str = "dims";
 
 /// Returns the attributes of a collective.
-pub fn of_group(group: &str, ranks: u32) -> Attrs {
-    Attrs::new()
-        .with(GROUP, group)
-        .with(RANKS, i64::from(ranks))
+pub fn of_group(group: &str, ranks: impl Into<i64>) -> Attrs {
+    Attrs::new().with(GROUP, group).with(RANKS, ranks.into())
 }
 
 /// Returns the number of elements of a slice, for a tensor of `elements`.
@@ -737,9 +735,7 @@ pub fn row_axes(attrs: &Attrs) -> usize {
 
 /// Returns the attributes that name the same group.
 pub fn group_attrs(attrs: &Attrs) -> Attrs {
-    Attrs::new()
-        .with(GROUP, attrs.str(GROUP))
-        .with(RANKS, attrs.int(RANKS))
+    of_group(attrs.str(GROUP), attrs.int(RANKS))
 }
 
 #[cfg(test)]

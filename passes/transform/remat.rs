@@ -186,7 +186,7 @@ impl Transfers {
         current: &mut SecondaryMap<ValueId, Option<ValueId>>,
     ) -> NodeId {
         let ranks = tensor_parallel_ranks(graph).unwrap_or(1);
-        let attrs = of_group(TENSOR_PARALLEL, ranks as u32);
+        let attrs = of_group(TENSOR_PARALLEL, ranks);
         let whole = graph.ty(value).clone();
         let name = graph.value(value).name.clone();
         let node = graph.node(original);

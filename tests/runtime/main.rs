@@ -3,6 +3,7 @@
 
 #[cfg(feature = "torch")]
 mod adamw8bit;
+#[cfg(feature = "torch")]
 mod all_choices;
 #[cfg(feature = "torch")]
 mod arena;

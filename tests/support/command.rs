@@ -12,7 +12,15 @@ pub fn fixture(model: &str, file: &str) -> PathBuf {
 }
 
 /// The commands that need the runtime.
-pub const EXECUTING: [&str; 6] = ["train", "run", "verify", "calibrate", "profile", "overhead"];
+pub const EXECUTING: [&str; 7] = [
+    "train",
+    "run",
+    "verify",
+    "calibrate",
+    "profile",
+    "overhead",
+    "doctor",
+];
 
 /// The binary for a command line of these words: one without the runtime, which `CKPT_OPT_PLANNER` may name, where no graph
 /// is executed. It starts in milliseconds, while libtorch takes a third of a second to load.

@@ -355,7 +355,7 @@ pub fn add_updates(
         parts: parts
             .values()
             .next()
-            .map(|part| of_group(TENSOR_PARALLEL, part.ranks as u32)),
+            .map(|part| of_group(TENSOR_PARALLEL, part.ranks)),
         of_parts: of_parts.map(|(parameter, _)| totals[parameter]).collect(),
     };
     let shared = scaling.emit(&mut b, (options, &sums), &all, (lr, step))?;

@@ -185,13 +185,13 @@ pub struct OptimizeArgs {
     #[arg(short, long, value_name = "OUT", help_heading = "Output")]
     pub output: Option<PathBuf>,
     /// Refer to the model's external weight files instead of copying them; OUT must be in the same folder
-    #[arg(long, help_heading = "Output")]
+    #[arg(long, requires = "output", help_heading = "Output")]
     pub link_weights: bool,
     /// List trained weights among the inputs of OUT, so that a training loop in ONNX Runtime can feed updated ones
-    #[arg(long, help_heading = "Output")]
+    #[arg(long, requires = "output", help_heading = "Output")]
     pub weights_as_inputs: bool,
     /// Write exchanges between ranks as ops of ckpt-opt or of onnxruntime (builds with NCCL)
-    #[arg(long, value_name = "WORD", default_value = "ckpt-opt", value_parser = ["ckpt-opt", "onnxruntime"], help_heading = "Output")]
+    #[arg(long, value_name = "WORD", default_value = "ckpt-opt", value_parser = ["ckpt-opt", "onnxruntime"], requires_if("onnxruntime", "output"), help_heading = "Output")]
     pub collectives: String,
     /// Write the plan as JSON
     #[arg(long, value_name = "FILE", help_heading = "Output")]

@@ -9,8 +9,7 @@ use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, Dim};
 use ckpt_passes::ops::collective::{
-    ALL_REDUCE, ANY_RANKS, CONCAT_RANKS, DATA_PARALLEL, GROUP, RANKS, REDUCE_SCATTER, SHARED,
-    set_ranks,
+    ALL_REDUCE, ANY_RANKS, CONCAT_RANKS, DATA_PARALLEL, REDUCE_SCATTER, SHARED, of_group, set_ranks,
 };
 
 /// Results are complete at once, so that nothing is to be waited for.
@@ -44,7 +43,7 @@ impl Lowering<'_> {
 }
 
 /// Returns the attributes of a collective over so many ranks.
-fn of_group(c: &mut Call, ranks: i64) -> Result<Attrs> {
+fn named_group(c: &mut Call, ranks: i64) -> Result<Attrs> {
     let name = c.str("group_name", "")?.to_string();
     let group = c.low.group.get_or_insert_with(|| Group {
         name: name.clone(),
@@ -66,7 +65,7 @@ fn of_group(c: &mut Call, ranks: i64) -> Result<Attrs> {
             .found(format!("{ranks} ranks")));
     }
     group.ranks = ranks.max(known);
-    Ok(Attrs::new().with(GROUP, DATA_PARALLEL).with(RANKS, ranks))
+    Ok(of_group(DATA_PARALLEL, ranks))
 }
 
 /// Returns the number of ranks that a collective states.
@@ -94,7 +93,7 @@ fn summed(c: &Call) -> Result<()> {
 
 fn all_reduce(c: &mut Call) -> Result<Value> {
     summed(c)?;
-    let attrs = of_group(c, ANY_RANKS)?;
+    let attrs = named_group(c, ANY_RANKS)?;
     let x = c.value("input")?;
     let sum = c.emit_with(&ALL_REDUCE, &[x], attrs.clone())?;
     // Each rank has a loss of its own, in which the sum counts.
@@ -103,7 +102,7 @@ fn all_reduce(c: &mut Call) -> Result<Value> {
 
 fn all_gather(c: &mut Call) -> Result<Value> {
     let ranks = group_size(c)?;
-    let attrs = of_group(c, ranks)?;
+    let attrs = named_group(c, ranks)?;
     let x = c.value("input")?;
     c.result_with(&CONCAT_RANKS, &[x], attrs)
 }
@@ -111,7 +110,7 @@ fn all_gather(c: &mut Call) -> Result<Value> {
 fn reduce_scatter(c: &mut Call) -> Result<Value> {
     summed(c)?;
     let ranks = group_size(c)?;
-    let attrs = of_group(c, ranks)?;
+    let attrs = named_group(c, ranks)?;
     let x = c.value("input")?;
     let mut dims = c.shape_of(x);
     let size = c.size_in(&dims, 0)?;
