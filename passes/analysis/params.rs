@@ -153,13 +153,13 @@ fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
             value.ty().dtype.is_float() && value.tensor().is_some_and(|t| t.elements() > 1);
     }
     for input in graph.inputs() {
-        activation[*input] = graph.ty(*input).dtype.is_float();
+        activation[*input] = graph.ty(*input).dtype.is_real();
     }
     let mut layout_of_weights = Vec::new();
     for id in graph.order() {
         let node = graph.node(*id);
         let any = |marked: &SecondaryMap<ValueId, bool>| node.operands().any(|v| marked[v]);
-        let float = node.outs.iter().all(|v| graph.ty(*v).dtype.is_float());
+        let float = node.outs.iter().all(|v| graph.ty(*v).dtype.is_real());
         let meets = any(&activation);
         if keeps_meaning(node.op) && float && (node.op != &ops::concat::CONCAT || !meets) {
             for out in &node.outs {
@@ -175,14 +175,14 @@ fn parameters_by_flow(graph: &Graph) -> SecondaryMap<ValueId, bool> {
             let Some(value) = value.filter(is_weight) else {
                 continue;
             };
-            let spec = node.op.ins.get(slot).or(node.op.ins.last());
-            if meets || spec.is_some_and(|s| s.weight) {
+            let spec = node.op.slot(slot);
+            if spec.is_some_and(|s| !s.stopped && (meets || s.weight)) {
                 acts[value] = true;
                 active = true;
             }
         }
         for out in &node.outs {
-            activation[*out] = active && graph.ty(*out).dtype.is_float();
+            activation[*out] = active && graph.ty(*out).dtype.is_real();
         }
     }
     for id in layout_of_weights.into_iter().rev() {

@@ -283,7 +283,7 @@ fn segment_hash(graph: &Graph, flow: &Flow, nodes: &[NodeId], from: Option<Strea
                 },
                 // The stream number of a random op differs in every layer.
                 Def::Init(tensor)
-                    if !tensor.dtype.is_float()
+                    if !tensor.dtype.is_real()
                         && tensor.elements() <= 64
                         && node.op.effect != Effect::Seeded =>
                 {

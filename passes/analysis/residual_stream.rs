@@ -68,7 +68,7 @@ impl Flow {
             flow.active[parameter.value] = true;
         }
         for input in graph.inputs() {
-            flow.active[*input] = graph.ty(*input).dtype.is_float();
+            flow.active[*input] = graph.ty(*input).dtype.is_real();
         }
         for id in graph.order() {
             let node = graph.node(*id);
@@ -79,7 +79,7 @@ impl Flow {
             flow.nodes.push(*id);
             let active = node.operands().any(|v| flow.active[v]);
             for out in &node.outs {
-                flow.active[*out] = active && graph.ty(*out).dtype.is_float();
+                flow.active[*out] = active && graph.ty(*out).dtype.is_real();
             }
         }
         Ok(flow)

@@ -22,7 +22,7 @@ pub fn zero_gradients(graph: &Graph) -> Vec<ValueId> {
         let node = graph.node(*id);
         if keeps_zero(node, &|v| is_zero[v]) {
             for out in &node.outs {
-                is_zero[*out] = graph.ty(*out).dtype.is_float();
+                is_zero[*out] = graph.ty(*out).dtype.is_real();
             }
         }
     }

@@ -227,7 +227,7 @@ static AUTODIFF: Pass = Pass {
                 cx.warnings.push(rows.note());
             }
         }
-        let bodies = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
+        let notes = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
         drop_shared(graph);
         if mesh.shares_rows {
             scatter_sums(graph)?;
@@ -253,8 +253,21 @@ static AUTODIFF: Pass = Pass {
                 node.name
             ));
         }
-        if !bodies.is_empty() {
-            let each: Vec<String> = bodies.iter().map(|(op, n)| format!("{n} {op}")).collect();
+        for ((op, operand), n) in &notes.stopped {
+            cx.warnings.push(format!(
+                "no gradient flows into `{operand}` of {n} {op}, which depends on trained parameters: it counts as a constant"
+            ));
+        }
+        if notes.rounded > 0 {
+            cx.warnings.push(format!(
+                "{} gradients are rounded to floats of 8 bits, as PyTorch rounds those of casts: small ones become 0, and large ones \
+                 infinite or NaN; QuantizeLinear and DequantizeLinear pass them on as they are",
+                notes.rounded
+            ));
+        }
+        if !notes.through_bodies.is_empty() {
+            let each = notes.through_bodies.iter();
+            let each: Vec<String> = each.map(|(op, n)| format!("{n} {op}")).collect();
             cx.warnings.push(format!(
                 "gradients of gradients are taken through bodies in standard ops, for want of rules: {}",
                 each.join(", ")

@@ -10,6 +10,7 @@ pub mod arithmetic;
 pub mod attr;
 pub mod dim;
 pub mod edit;
+pub mod float8;
 pub mod graph;
 pub mod id;
 pub mod layout;

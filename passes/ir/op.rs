@@ -56,6 +56,11 @@ pub struct OpDef {
 }
 
 impl OpDef {
+    /// Returns the slot of operand `at`.
+    pub fn slot(&self, at: usize) -> Option<&Slot> {
+        self.ins.get(at).or(self.ins.last())
+    }
+
     /// Returns true for view ops: reshape, transpose, slice and the like. They compute and move nothing.
     pub fn is_layout(&self) -> bool {
         self.class == OpClass::Layout
@@ -221,6 +226,8 @@ pub struct Slot {
     pub kind: SlotKind,
     /// A floating-point initializer that arrives here is a parameter, whatever the other operands are.
     pub weight: bool,
+    /// No gradient flows into the operand, though its type could have one.
+    pub stopped: bool,
 }
 
 /// How often an operand or result slot occurs.
@@ -240,6 +247,7 @@ impl Slot {
             name,
             kind,
             weight: false,
+            stopped: false,
         }
     }
 
@@ -262,6 +270,14 @@ impl Slot {
     pub const fn weight(self) -> Slot {
         Slot {
             weight: true,
+            ..self
+        }
+    }
+
+    /// The same slot, into which no gradient flows.
+    pub const fn stopped(self) -> Slot {
+        Slot {
+            stopped: true,
             ..self
         }
     }

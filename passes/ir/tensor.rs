@@ -4,6 +4,7 @@
 //! weight whose file is absent is a constant without bytes.
 
 use super::dim::Dim;
+use super::float8;
 use super::ty::{DType, Ty};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Tensor {
         }
     }
 
-    /// A scalar of any type, rounded to nearest; integers saturate, a boolean is `value != 0`.
+    /// A scalar of any type, rounded to nearest; integers and 8-bit floats saturate, a boolean is `value != 0`.
     pub fn scalar(dtype: DType, value: f64) -> Tensor {
         let bytes = match dtype {
             DType::F32 => (value as f32).to_le_bytes().to_vec(),
@@ -98,6 +99,7 @@ impl Tensor {
             DType::U16 => (value as u16).to_le_bytes().to_vec(),
             DType::U8 => vec![value as u8],
             DType::Bool => vec![(value != 0.0) as u8],
+            float8 => vec![float8::encoded(float8, value, true)],
         };
         Tensor::new(dtype, [], bytes)
     }
@@ -111,6 +113,7 @@ impl Tensor {
                 DType::F32 => bytes.extend((number as f32).to_le_bytes()),
                 DType::F16 => bytes.extend(half::f16::from_f64(number).to_le_bytes()),
                 DType::BF16 => bytes.extend(half::bf16::from_f64(number).to_le_bytes()),
+                _ if dtype.is_float8() => bytes.push(float8::encoded(dtype, number, true)),
                 _ => bytes.extend(number.to_le_bytes()),
             }
         }
@@ -155,6 +158,7 @@ impl Tensor {
             DType::F64 => f64::from_le_bytes(b.try_into().ok()?),
             DType::F16 => half::f16::from_le_bytes(b.try_into().ok()?).to_f64(),
             DType::BF16 => half::bf16::from_le_bytes(b.try_into().ok()?).to_f64(),
+            _ if self.dtype.is_float8() => float8::decoded(self.dtype, b[0]),
             _ => self.get_i64(i)? as f64,
         })
     }
@@ -173,7 +177,7 @@ impl Tensor {
             DType::U16 => u16::from_le_bytes(b.try_into().ok()?) as i64,
             DType::U8 => b[0] as i64,
             DType::Bool => (b[0] != 0) as i64,
-            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => return None,
+            _ => return None,
         })
     }
 }

@@ -14,6 +14,14 @@ pub enum DType {
     F16,
     /// bfloat16.
     BF16,
+    /// float8e4m3fn: up to 448, no infinity.
+    F8E4M3FN,
+    /// float8e5m2: up to 57344.
+    F8E5M2,
+    /// float8e4m3fnuz: up to 240, no infinity and no negative zero.
+    F8E4M3FNUZ,
+    /// float8e5m2fnuz: up to 57344, no infinity and no negative zero.
+    F8E5M2FNUZ,
     /// int64.
     I64,
     /// int32.
@@ -36,11 +44,15 @@ pub enum DType {
 
 impl DType {
     /// All element types.
-    pub const ALL: [DType; 13] = [
+    pub const ALL: [DType; 17] = [
         DType::F32,
         DType::F64,
         DType::F16,
         DType::BF16,
+        DType::F8E4M3FN,
+        DType::F8E5M2,
+        DType::F8E4M3FNUZ,
+        DType::F8E5M2FNUZ,
         DType::I64,
         DType::I32,
         DType::I16,
@@ -59,6 +71,10 @@ impl DType {
             DType::F64 => "f64",
             DType::F16 => "f16",
             DType::BF16 => "bf16",
+            DType::F8E4M3FN => "f8e4m3fn",
+            DType::F8E5M2 => "f8e5m2",
+            DType::F8E4M3FNUZ => "f8e4m3fnuz",
+            DType::F8E5M2FNUZ => "f8e5m2fnuz",
             DType::I64 => "i64",
             DType::I32 => "i32",
             DType::I16 => "i16",
@@ -92,6 +108,10 @@ impl DType {
             DType::U32 => 12,
             DType::U64 => 13,
             DType::BF16 => 16,
+            DType::F8E4M3FN => 17,
+            DType::F8E4M3FNUZ => 18,
+            DType::F8E5M2 => 19,
+            DType::F8E5M2FNUZ => 20,
         }
     }
 
@@ -107,12 +127,26 @@ impl DType {
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F16 | DType::BF16 | DType::I16 | DType::U16 => 2,
             DType::I8 | DType::U8 | DType::Bool => 1,
+            DType::F8E4M3FN | DType::F8E5M2 | DType::F8E4M3FNUZ | DType::F8E5M2FNUZ => 1,
         }
     }
 
-    /// Differentiable element types.
+    /// Floating-point types that ops compute in: all but those of 8 bits.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+    }
+
+    /// Floating-point types of 8 bits: numbers of them are stored and converted, nothing else.
+    pub fn is_float8(self) -> bool {
+        matches!(
+            self,
+            DType::F8E4M3FN | DType::F8E5M2 | DType::F8E4M3FNUZ | DType::F8E5M2FNUZ
+        )
+    }
+
+    /// Types of real numbers, through which gradients flow.
+    pub fn is_real(self) -> bool {
+        self.is_float() || self.is_float8()
     }
 
     /// Returns the largest relative error of rounding to a floating-point type; 0 for other types.
@@ -122,6 +156,8 @@ impl DType {
             DType::F32 => 24,
             DType::F16 => 11,
             DType::BF16 => 8,
+            DType::F8E4M3FN | DType::F8E4M3FNUZ => 4,
+            DType::F8E5M2 | DType::F8E5M2FNUZ => 3,
             _ => return 0.0,
         };
         0.5f64.powi(digits)
@@ -139,13 +175,13 @@ impl DType {
             DType::U16 => (0, u16::MAX.into()),
             DType::U8 => (0, u8::MAX.into()),
             DType::Bool => (0, 1),
-            DType::F32 | DType::F64 | DType::F16 | DType::BF16 => return None,
+            _ => return None,
         })
     }
 
     /// Signed or unsigned integers, not booleans.
     pub fn is_int(self) -> bool {
-        !self.is_float() && self != DType::Bool
+        !self.is_real() && self != DType::Bool
     }
 }
 

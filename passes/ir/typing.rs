@@ -58,7 +58,7 @@ impl Contents {
             1 => MAX_KNOWN_LIST,
             _ => MAX_KNOWN_ELEMENTS,
         };
-        if tensor.dtype.is_float() || tensor.elements() > limit {
+        if tensor.dtype.is_real() || tensor.elements() > limit {
             return;
         }
         let dims: Option<Vec<Dim>> = (0..tensor.elements() as usize)
@@ -135,6 +135,7 @@ pub fn type_node(
         ins: &ins,
         out_names: &out_names,
     };
+    refuse_float8(&cx).map_err(place)?;
     let types = (node.op.infer)(&cx).map_err(place)?;
     if types.len() < node.outs.len() {
         return Err(Error::bug(
@@ -162,6 +163,19 @@ pub fn type_node(
             (ty, k)
         })
         .collect())
+}
+
+/// Fails for a standard op that takes no floats of 8 bits and gets some: ONNX lists the ops that do.
+fn refuse_float8(cx: &InferCx) -> Result<()> {
+    let types = || cx.ins.iter().flatten().map(|known| known.ty.dtype);
+    let lists = |dtype| cx.op.later_types.iter().any(|(later, _)| *later == dtype);
+    let is_standard = matches!(cx.op.domain, Domain::Onnx { .. });
+    match types().find(|dtype| is_standard && dtype.is_float8() && !lists(*dtype)) {
+        Some(dtype) => Err(cx
+            .fail("type", format!("the op takes no {dtype}"))
+            .help("convert with Cast or DequantizeLinear first")),
+        None => Ok(()),
+    }
 }
 
 /// Returns true if the op computes exactly this element. [`Dim`] arithmetic saturates at 64 bits and ignores the

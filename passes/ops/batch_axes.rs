@@ -161,6 +161,11 @@ pub fn fit(cx: &FitCx, id: NodeId) -> std::result::Result<Fit, Reason> {
     if node.ins.iter().any(|v| known(v) == Some(Rows::Sum)) {
         return Err("it needs a sum over all rows");
     }
+    let mut values = node.ins.iter().flatten().chain(&node.outs);
+    if values.any(|v| cx.graph.ty(*v).dtype.is_float8()) {
+        // ONNX has no op that takes some rows of such a value.
+        return Err("its values are floats of 8 bits");
+    }
     match node.op.axes {
         BatchAxes::Pointwise => pointwise(cx, node),
         BatchAxes::Regrouped => relabelled(cx, node),

@@ -17,6 +17,7 @@ pub mod concat;
 pub mod conv;
 pub mod extreme;
 pub mod fill;
+pub mod float8;
 pub mod gated;
 pub mod index;
 pub mod linalg;
@@ -69,6 +70,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     conv::ROWS,
     extreme::ROWS,
     fill::ROWS,
+    float8::ROWS,
     gated::ROWS,
     index::ROWS,
     linalg::ROWS,

@@ -26,7 +26,7 @@ pub const SHAPE: &str = "shape";
 /// Attribute: codes of four bits are in two's complement.
 pub const SIGNED: &str = "signed";
 
-/// Codes in an initializer of bytes, as numbers: `(code − zero_point)·scale`, or `table[code]·scale`.
+/// Codes in an initializer of bytes, or floats of 8 bits, as numbers: `(code − zero_point)·scale`, or `table[code]·scale`.
 ///
 /// `scale` has the type of the result. It and `zero_point` are scalars, or have the axes of the result: along `axis` one element
 /// for each `block`, along any other axis one for each element, or one for all.
@@ -62,11 +62,15 @@ fn infer(cx: &InferCx) -> Result<Vec<Ty>> {
             .found(format!("{shape:?}, {bits} bits, blocks of {block}")));
     };
     let codes = cx.ty(0)?;
-    let is_wide = bits == 8 && codes.dtype == DType::I8;
+    let is_wide = bits == 8 && (codes.dtype == DType::I8 || codes.dtype.is_float8());
     if codes.dtype != DType::U8 && !is_wide {
         return Err(cx
             .fail("type", "codes of the wrong element type")
-            .expected(if bits == 8 { "u8 or i8" } else { "u8" })
+            .expected(if bits == 8 {
+                "u8, i8 or a float of 8 bits"
+            } else {
+                "u8"
+            })
             .found(codes.to_string()));
     }
     let signed = cx.attrs.int(SIGNED) != 0;

@@ -42,6 +42,7 @@ pub static SHAPE: OpDef = OpDef {
     fold: |cx, _| Some(vec![cx.ty(0).ok()?.dims[span(cx).ok()?].to_vec()]),
     grad: Grad::Zero("a shape does not change with the data"),
     cost: free,
+    later_types: FLOAT8_SINCE_19,
     ..mixed("Shape", onnx(1, 15))
 };
 
@@ -65,6 +66,7 @@ pub static SIZE: OpDef = OpDef {
     fold: |cx, _| Some(vec![vec![cx.ty(0).ok()?.elements()]]),
     grad: Grad::Zero("a shape does not change with the data"),
     cost: free,
+    later_types: FLOAT8_SINCE_19,
     ..mixed("Size", onnx(1, 13))
 };
 
@@ -114,6 +116,7 @@ pub static RESHAPE: OpDef = OpDef {
     grad: Grad::Rule(grad_reshape),
     cost: reshape_cost,
     memory: reshape_memory,
+    later_types: FLOAT8_SINCE_21,
     ..layout("Reshape", onnx(5, 14), BatchAxes::Regrouped, infer_reshape)
 };
 
@@ -245,6 +248,7 @@ pub static FLATTEN: OpDef = OpDef {
     grad: Grad::Rule(grad_reshape),
     cost: reshape_cost,
     memory: reshape_memory,
+    later_types: FLOAT8_SINCE_21,
     ..layout("Flatten", onnx(1, 13), BatchAxes::Regrouped, |cx| {
         let x = cx.ty(0)?;
         let axis = match cx.attrs.int("axis") {
@@ -287,6 +291,7 @@ pub static TRANSPOSE: OpDef = OpDef {
             transpose_strides(&x.strides, &perm)
         })
     },
+    later_types: FLOAT8_SINCE_21,
     ..layout("Transpose", onnx(1, 13), BatchAxes::Permuted, |cx| {
         let x = cx.ty(0)?;
         let perm = permutation(cx.attrs, x.rank()).ok_or_else(|| {
@@ -354,6 +359,7 @@ pub static SQUEEZE: OpDef = OpDef {
             squeeze_strides(&x.strides, &axes)
         })
     },
+    later_types: FLOAT8_SINCE_21,
     ..layout("Squeeze", onnx(13, 13), BatchAxes::Regrouped, |cx| {
         let x = cx.ty(0)?;
         let axes = squeezed_axes(cx)?;
@@ -415,6 +421,7 @@ pub static UNSQUEEZE: OpDef = OpDef {
             )
         })
     },
+    later_types: FLOAT8_SINCE_21,
     ..layout("Unsqueeze", onnx(13, 13), BatchAxes::Regrouped, |cx| {
         let x = cx.ty(0)?;
         let count = int_vector(cx, 1)?
@@ -439,6 +446,7 @@ pub static IDENTITY: OpDef = OpDef {
     outs: OUTPUT,
     grad: Grad::First(|cx| Ok(cx.dy0())),
     memory: |cx| view_of_first(cx, |x| x.strides.clone()),
+    later_types: FLOAT8_SINCE_19,
     ..layout("Identity", onnx(1, 13), BatchAxes::Pointwise, same_type)
 };
 

@@ -62,7 +62,7 @@ impl GraphProblem {
                 },
                 producer: producer.then_some(OpIdx(usize::MAX)),
                 view_of: None,
-                integral: !value.ty().dtype.is_float(),
+                integral: !value.ty().dtype.is_real(),
             });
         }
         for (at, id) in graph.order().iter().enumerate() {

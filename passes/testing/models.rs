@@ -75,6 +75,12 @@ impl Maker<'_> {
                 let wide = crate::ops::rule::compute_type(self.dtype);
                 return Some(b.constant("scales", tensor(wide, dims, &values)));
             }
+            In::Float8(dims) => {
+                let elements = dims.iter().product::<i64>();
+                let sign = |i: i64| if i % 2 == 0 { -0.5 } else { 0.5 };
+                let values: Vec<f64> = (1..=elements).map(|i| sign(i) * i as f64).collect();
+                return Some(b.constant("float8", tensor(DType::F8E4M3FN, dims, &values)));
+            }
             In::Narrow(dims) => {
                 let dims: Vec<u64> = dims.iter().map(|d| *d as u64).collect();
                 let count = dims.iter().product::<u64>();

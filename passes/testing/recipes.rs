@@ -7,6 +7,7 @@ mod attention;
 mod blockwise;
 mod call;
 mod conv;
+mod float8;
 mod index;
 mod loss;
 mod optimizer;
@@ -33,6 +34,7 @@ const PARTS: &[&[Recipe]] = &[
     attention::CALLS,
     blockwise::CALLS,
     conv::CALLS,
+    float8::CALLS,
     index::CALLS,
     loss::CALLS,
     optimizer::CALLS,

@@ -4,7 +4,7 @@
 
 use super::scan::{Number, Scan};
 use crate::error::{Error, Result};
-use crate::ir::{DType, Data, External, Tensor};
+use crate::ir::{DType, Data, External, Tensor, float8};
 use half::{bf16, f16};
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Largest constants that print their contents. Integers carry shapes, which typing looks into (up to
 /// `typing::MAX_KNOWN_ELEMENTS`); a longer list of floats tells a reader nothing.
 fn short(dtype: DType) -> u64 {
-    if dtype.is_float() { 8 } else { 64 }
+    if dtype.is_real() { 8 } else { 64 }
 }
 
 /// Largest constant that a `splat` may stand for: a line of text must not be able to ask for all memory.
@@ -111,6 +111,10 @@ fn element(f: &mut fmt::Formatter<'_>, dtype: DType, b: &[u8]) -> fmt::Result {
             let v = bf16::from_le_bytes(le(b));
             float(f, v.to_f32(), v.is_nan().then_some(v.to_bits()))
         }
+        _ if dtype.is_float8() => {
+            let v = float8::decoded(dtype, b[0]);
+            float(f, v, v.is_nan().then_some(b[0]))
+        }
         DType::I64 => write!(f, "{}", i64::from_le_bytes(le(b))),
         DType::I32 => write!(f, "{}", i32::from_le_bytes(le(b))),
         DType::I16 => write!(f, "{}", i16::from_le_bytes(le(b))),
@@ -124,6 +128,7 @@ fn element(f: &mut fmt::Formatter<'_>, dtype: DType, b: &[u8]) -> fmt::Result {
             1 => f.write_str("true"),
             other => write!(f, "{other}"),
         },
+        _ => Ok(()),
     }
 }
 
@@ -295,6 +300,7 @@ fn invent(s: &Scan, dtype: DType, dims: Vec<u64>, length: u64, seed: &str) -> Re
             DType::F16 => bytes.extend(f16::from_f64(next()).to_le_bytes()),
             DType::BF16 => bytes.extend(bf16::from_f64(next()).to_le_bytes()),
             DType::Bool => bytes.push(1),
+            _ if dtype.is_float8() => bytes.push(float8::encoded(dtype, next(), true)),
             _ => bytes.resize(bytes.len() + dtype.size_bytes() as usize, 0),
         }
     }
@@ -334,6 +340,19 @@ fn read_element(s: &mut Scan, dtype: DType, to: &mut Vec<u8>) -> Result<()> {
             let narrow = |v| bf16::from_f32(v).to_bits();
             let bits = half_bits(s, n, narrow, |bits| bf16::from_bits(bits).to_f32())?;
             to.extend(bits.to_le_bytes());
+        }
+        _ if dtype.is_float8() => {
+            if let Number::Nan(bits) = n {
+                let bits = u8::try_from(bits);
+                to.push(bits.map_err(|_| s.fail("the bits of a NaN do not fit"))?);
+                return Ok(());
+            }
+            let wide = f64::from(to_f32(s, n)?);
+            let code = float8::encoded(dtype, wide, false);
+            if wide.is_finite() && !float8::decoded(dtype, code).is_finite() {
+                return Err(s.fail(format!("{wide} is out of range")));
+            }
+            to.push(code);
         }
         _ => {
             let Number::Int(v) = n else {

@@ -17,23 +17,28 @@ use super::loss::Seed;
 use crate::error::{Error, Result};
 use crate::ir::op::{Body, BodyCx, Grad, GradCx};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Graph, Id, NodeId, Phase, Role, Same, SecondaryMap, ValueId};
+use crate::ir::{Attrs, Graph, Id, NodeId, OpDef, Phase, Role, Same, SecondaryMap, ValueId};
 use crate::ops;
+use crate::ops::cast::widest;
 use crate::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
 
-/// The number of nodes that were differentiated through their bodies, by op.
-pub type ThroughBodies = BTreeMap<&'static str, usize>;
+/// What the backward pass differs in from a gradient of every op by its own rule.
+#[derive(Debug, Default)]
+pub struct Notes {
+    /// The number of nodes that were differentiated through their bodies, by op.
+    pub through_bodies: BTreeMap<&'static str, usize>,
+    /// The number of nodes that let no gradient into an operand which depends on a parameter, by op and operand.
+    pub stopped: BTreeMap<(&'static str, &'static str), usize>,
+    /// The number of gradients that are rounded to floats of 8 bits.
+    pub rounded: usize,
+}
 
 /// Adds the backward pass of `seeds` with respect to `parameters`.
 ///
 /// # Errors
 /// An op on a path to a parameter that has no gradient; the error names it.
-pub fn autodiff(
-    graph: &mut Graph,
-    seeds: &[Seed],
-    parameters: &[ValueId],
-) -> Result<ThroughBodies> {
+pub fn autodiff(graph: &mut Graph, seeds: &[Seed], parameters: &[ValueId]) -> Result<Notes> {
     let forward: Vec<NodeId> = graph.order().to_vec();
     let values = graph.value_bound();
     let mut needs = SecondaryMap::new(graph.value_bound(), false);
@@ -49,8 +54,8 @@ pub fn autodiff(
         b: &mut b,
         needs,
         cotangents,
-        through_bodies: ThroughBodies::new(),
-        bodies: Vec::new(),
+        notes: Notes::default(),
+        prunable: Vec::new(),
     };
     reverse.reach(&forward);
     for seed in seeds {
@@ -61,8 +66,8 @@ pub fn autodiff(
     }
     let Reverse {
         cotangents,
-        through_bodies,
-        bodies,
+        notes,
+        prunable,
         ..
     } = reverse;
     let mut outputs = b.graph.outputs().to_vec();
@@ -79,21 +84,21 @@ pub fn autodiff(
         outputs.push(gradient);
     }
     graph.set_outputs(outputs);
-    prune_bodies(graph, &bodies, values);
+    prune(graph, &prunable, values);
     graph.phase = Phase::Training;
-    Ok(through_bodies)
+    Ok(notes)
 }
 
 /// The walk back through a graph.
 struct Reverse<'a, 'g> {
     b: &'a mut Builder<'g>,
-    /// Values that depend on a parameter, and are floating point.
+    /// Values that depend on a parameter, and are real numbers.
     needs: SecondaryMap<ValueId, bool>,
     /// The sum of the cotangents that readers of each value gave so far.
     cotangents: SecondaryMap<ValueId, Option<ValueId>>,
-    through_bodies: ThroughBodies,
-    /// The nodes of those bodies, in emission order.
-    bodies: Vec<NodeId>,
+    notes: Notes,
+    /// Nodes that no gradient may read in the end, in emission order: those of bodies, and gradients of what is stored in 8 bits.
+    prunable: Vec<NodeId>,
 }
 
 impl Reverse<'_, '_> {
@@ -102,14 +107,23 @@ impl Reverse<'_, '_> {
         let graph = &self.b.graph;
         for id in nodes {
             let node = graph.node(*id);
-            if node.ins.iter().flatten().any(|v| self.needs[*v])
-                && !matches!(node.op.grad, Grad::Zero(_))
-            {
+            let mut wants = node
+                .ins
+                .iter()
+                .enumerate()
+                .map(|(i, v)| self.wants(node.op, i, *v));
+            if wants.any(|wants| wants) && !matches!(node.op.grad, Grad::Zero(_)) {
                 for out in &node.outs {
-                    self.needs[*out] = graph.ty(*out).dtype.is_float();
+                    self.needs[*out] = graph.ty(*out).dtype.is_real();
                 }
             }
         }
+    }
+
+    /// Returns true if a gradient flows into an operand.
+    fn wants(&self, op: &OpDef, at: usize, operand: Option<ValueId>) -> bool {
+        let is_stopped = op.slot(at).is_some_and(|slot| slot.stopped);
+        !is_stopped && operand.is_some_and(|v| self.needs[v])
     }
 
     fn seed(&mut self, seed: &Seed) {
@@ -129,13 +143,21 @@ impl Reverse<'_, '_> {
     fn backward_of(&mut self, id: NodeId) -> Result<()> {
         let node = self.b.graph.node(id);
         let dys: Vec<Option<ValueId>> = node.outs.iter().map(|v| self.cotangents[*v]).collect();
-        let wants: Vec<bool> = node
-            .ins
-            .iter()
-            .map(|v| v.is_some_and(|v| self.needs[v]))
-            .collect();
+        let operands = node.ins.iter().enumerate();
+        let wants: Vec<bool> = operands.map(|(i, v)| self.wants(node.op, i, *v)).collect();
         if dys.iter().all(Option::is_none) || !wants.contains(&true) {
             return Ok(());
+        }
+        for (at, v) in node.ins.iter().enumerate() {
+            if let Some(slot) = node.op.slot(at).filter(|slot| slot.stopped)
+                && v.is_some_and(|v| self.needs[v])
+            {
+                *self
+                    .notes
+                    .stopped
+                    .entry((node.op.name, slot.name))
+                    .or_default() += 1;
+            }
         }
         self.b.loc = node.loc.clone();
         self.b.prefix = format!("{}/grad", node.name);
@@ -151,6 +173,7 @@ impl Reverse<'_, '_> {
     fn by_rule(&mut self, id: NodeId, dys: Vec<Option<ValueId>>, wants: Vec<bool>) -> Result<()> {
         let op = self.b.graph.node(id).op;
         let ins = self.b.graph.node(id).ins.clone();
+        let before = self.b.graph.order().len();
         let so_far = ins
             .iter()
             .map(|v| v.and_then(|v| self.cotangents[v].take()));
@@ -165,6 +188,16 @@ impl Reverse<'_, '_> {
         };
         let done = op.grad.apply(&mut cx);
         let (dxs, wants, left) = (cx.dxs, cx.wants, cx.so_far);
+        if ins
+            .iter()
+            .flatten()
+            .any(|v| self.b.ty(*v).dtype.is_float8())
+        {
+            let emitted = &self.b.graph.order()[before..];
+            let types = emitted.iter().flat_map(|id| &self.b.graph.node(*id).outs);
+            self.notes.rounded += types.filter(|v| self.b.ty(**v).dtype.is_float8()).count();
+            self.prunable.extend(emitted);
+        }
         // Cotangents that the rule did not add to stay.
         for (v, left) in ins.iter().zip(left) {
             if let (Some(v), Some(left)) = (v, left) {
@@ -187,12 +220,17 @@ impl Reverse<'_, '_> {
         Ok(())
     }
 
-    /// Adds `dx`, from the gradient of node `id`, to the cotangent of `x`.
+    /// Adds `dx`, from the gradient of node `id`, to the cotangent of `x`. Cotangents of what is stored in 8 bits may be of
+    /// several types.
     fn give(&mut self, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> {
         check_type(self.b.graph, id, x, dx)?;
         self.cotangents[x] = Some(match self.cotangents[x] {
             None => dx,
-            Some(earlier) => self.b.add(earlier, dx)?,
+            Some(earlier) => {
+                let wide = widest(self.b.ty(earlier).dtype, self.b.ty(dx).dtype);
+                let (earlier, dx) = (self.b.cast(earlier, wide)?, self.b.cast(dx, wide)?);
+                self.b.add(earlier, dx)?
+            }
         });
         Ok(())
     }
@@ -224,8 +262,8 @@ impl Reverse<'_, '_> {
         for inner in body.iter().rev() {
             self.backward_of(*inner)?;
         }
-        self.bodies.extend(body);
-        *self.through_bodies.entry(op.name).or_default() += 1;
+        self.prunable.extend(body);
+        *self.notes.through_bodies.entry(op.name).or_default() += 1;
         Ok(())
     }
 }
@@ -238,10 +276,11 @@ fn missing(graph: &Graph, id: NodeId, why: &str) -> Box<Error> {
         .help("freeze the parameters before it with --freeze, or export the model without this op")
 }
 
-/// Checks that a gradient has the element type and shape of its value.
+/// Checks that a gradient has the element type and shape of its value. That of a float of 8 bits is wider.
 fn check_type(graph: &Graph, id: NodeId, x: ValueId, dx: ValueId) -> Result<()> {
     let (want, got) = (graph.ty(x), graph.ty(dx));
-    let fits = want.dtype == got.dtype
+    let is_wider = want.dtype.is_float8() && got.dtype.is_float();
+    let fits = (want.dtype == got.dtype || is_wider)
         && want.rank() == got.rank()
         && want
             .dims
@@ -284,10 +323,10 @@ fn finish(
     Ok(gradient)
 }
 
-/// Removes nodes of bodies that no gradient reads, and constants that only they read, among the values from `first` on.
-fn prune_bodies(graph: &mut Graph, bodies: &[NodeId], first: usize) {
+/// Removes those of the nodes that no gradient reads, and constants that only they read, among the values from `first` on.
+fn prune(graph: &mut Graph, nodes: &[NodeId], first: usize) {
     let mut gone = SecondaryMap::new(graph.node_bound(), false);
-    for id in bodies.iter().rev() {
+    for id in nodes.iter().rev() {
         let unread = |v: &ValueId| {
             let readers = graph.value(*v).uses();
             !graph.is_output(*v) && readers.iter().all(|r| gone[r.node])

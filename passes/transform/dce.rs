@@ -28,7 +28,7 @@ pub fn dce(graph: &mut Graph) -> bool {
     let dropped = graph.remove_nodes(&|id| !live[id]);
     let unread: Vec<_> = graph
         .inits()
-        .filter(|(id, v)| v.uses().is_empty() && !v.ty().dtype.is_float() && !graph.is_output(*id))
+        .filter(|(id, v)| v.uses().is_empty() && !v.ty().dtype.is_real() && !graph.is_output(*id))
         .map(|(id, _)| id)
         .collect();
     for id in &unread {

@@ -113,7 +113,7 @@ pub fn self_differences(graph: &Graph, trained: &[ValueId], seeds: &[ValueId]) -
         let node = graph.node(*id);
         let flow = node.op != &STOP_GRADIENT && node.operands().any(|v| flows[v]);
         for out in node.outs.iter().filter(|_| flow) {
-            flows[*out] = graph.ty(*out).dtype.is_float();
+            flows[*out] = graph.ty(*out).dtype.is_real();
         }
     }
     let mut wanted = SecondaryMap::new(graph.value_bound(), false);

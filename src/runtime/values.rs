@@ -22,7 +22,7 @@ use tch::{Device, Tensor};
 const MAX_HOST_ELEMENTS: usize = 4096;
 
 fn is_small(tensor: &Tensor) -> bool {
-    let is_integral = convert::dtype(tensor.kind()).is_some_and(|d| !d.is_float());
+    let is_integral = convert::dtype(tensor.kind()).is_some_and(|d| !d.is_real());
     is_integral && tensor.numel() <= MAX_HOST_ELEMENTS
 }
 

@@ -115,15 +115,20 @@ fn dtype(word: &str) -> Result<DType> {
         return Err(bad(format!("`{word}` is big-endian"))
             .help("save it as little-endian: array.astype('<f4')"));
     }
-    let all = DType::ALL.into_iter().filter(|d| *d != DType::BF16);
+    let all = DType::ALL.into_iter().filter(|d| is_numpys(*d));
     let mut named = all.filter(|d| code(*d)[1..] == *word.trim_start_matches(['<', '|', '=']));
     named.next().ok_or_else(|| {
         bad(format!("element type `{word}` is not supported"))
-            .help("bfloat16 travels as safetensors; other types as one of f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 b1")
+            .help("bfloat16 and 8-bit floats travel as safetensors; other types as one of f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8 b1")
     })
 }
 
-/// Returns NumPy's name of an element type; bfloat16 has none.
+/// Returns whether NumPy has the element type. It has neither bfloat16 nor floats of 8 bits.
+fn is_numpys(dtype: DType) -> bool {
+    dtype != DType::BF16 && !dtype.is_float8()
+}
+
+/// Returns NumPy's name of an element type, where it has one.
 fn code(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "<f4",
@@ -139,6 +144,7 @@ fn code(dtype: DType) -> &'static str {
         DType::U16 => "<u2",
         DType::U8 => "|u1",
         DType::Bool => "|b1",
+        _ => "|V1",
     }
 }
 
@@ -169,13 +175,14 @@ fn row_major(content: &[u8], dtype: DType, dims: &[u64]) -> Vec<u8> {
 /// Writes the header of an array; the raw content follows it in the file.
 ///
 /// # Errors
-/// bfloat16, which NumPy does not have.
+/// A type that NumPy does not have.
 pub fn header(name: &str, tensor: &Tensor) -> Result<Vec<u8>> {
-    if tensor.dtype == DType::BF16 {
-        return Err(
-            bad(format!("`{name}` is bfloat16, which npz does not have"))
-                .help("write to a name that ends in .safetensors"),
-        );
+    if !is_numpys(tensor.dtype) {
+        return Err(bad(format!(
+            "`{name}` is of type {}, which npz does not have",
+            tensor.dtype
+        ))
+        .help("write to a name that ends in .safetensors"));
     }
     let sizes: Vec<String> = tensor.dims.iter().map(|d| format!("{d},")).collect();
     let mut text = format!(
@@ -200,7 +207,7 @@ mod tests {
 
     #[test]
     fn every_type_and_rank_comes_back() {
-        for dtype in DType::ALL.into_iter().filter(|d| *d != DType::BF16) {
+        for dtype in DType::ALL.into_iter().filter(|d| is_numpys(*d)) {
             for dims in [vec![], vec![0], vec![3], vec![2, 3], vec![2, 0, 4]] {
                 let n = dims.iter().product::<u64>() * dtype.size_bytes();
                 let content: Vec<u8> = (0..n)
@@ -246,5 +253,6 @@ mod tests {
         assert!(swap("<f4", ">f4").is_err() && swap("<f4", "|O8").is_err());
         assert!(swap("(2,)", "(9,)").is_err() && swap("(2,)", "(-2)").is_err());
         assert!(header("x", &Tensor::new(DType::BF16, [], vec![0; 2])).is_err());
+        assert!(header("x", &Tensor::new(DType::F8E4M3FN, [], vec![0])).is_err());
     }
 }

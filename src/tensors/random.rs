@@ -11,7 +11,7 @@ use ckpt_passes::Result;
 use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::analysis::{Binding, Sizes, planned_sizes};
 use ckpt_passes::ir::op::Indices;
-use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Graph, NodeId, Tensor, ValueId, float8};
 use ckpt_passes::transform::optimizer::{APPLY, LOSS_SCALE};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
@@ -192,6 +192,9 @@ impl Source {
                 DType::F64 => bytes.extend(self.float().to_le_bytes()),
                 DType::F16 => bytes.extend(f16::from_f64(self.float()).to_le_bytes()),
                 DType::BF16 => bytes.extend(bf16::from_f64(self.float()).to_le_bytes()),
+                _ if dtype.is_float8() => {
+                    bytes.push(float8::encoded(dtype, self.float(), true));
+                }
                 DType::I64 | DType::U64 => bytes.extend(int.to_le_bytes()),
                 DType::I32 | DType::U32 => {
                     bytes.extend((int.min(i32::MAX as i64) as i32).to_le_bytes())
@@ -205,6 +208,7 @@ impl Source {
                 DType::Bool => {
                     bytes.push(((int & 1) != 0 || self.kind == Numbers::Yes) as u8);
                 }
+                _ => {}
             }
         }
         Tensor::new(dtype, dims, bytes)

@@ -1,4 +1,4 @@
-//! The safetensors format, which supports bfloat16.
+//! The safetensors format, which supports bfloat16 and floats of 8 bits.
 
 use super::named::{Tensors, content};
 use ::safetensors::tensor::{Metadata, TensorInfo};
@@ -23,6 +23,10 @@ fn theirs(dtype: DType) -> Dtype {
         DType::F64 => Dtype::F64,
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::BF16,
+        DType::F8E4M3FN => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
+        DType::F8E4M3FNUZ => Dtype::F8_E4M3FNUZ,
+        DType::F8E5M2FNUZ => Dtype::F8_E5M2FNUZ,
         DType::I64 => Dtype::I64,
         DType::I32 => Dtype::I32,
         DType::I16 => Dtype::I16,

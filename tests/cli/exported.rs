@@ -215,6 +215,11 @@ mod runs {
     }
 
     #[test]
+    fn casts_to_floats_of_8_bits_give_pytorchs_too() {
+        agrees("float8", 3);
+    }
+
+    #[test]
     fn complex_numbers_and_fourier_transforms_give_pytorchs_too() {
         agrees("complex", 8);
         agrees("complex.pt", 8);

@@ -138,6 +138,65 @@ fn run_reports_and_writes_what_the_contract_lists() {
 }
 
 #[test]
+fn tensors_of_8_bit_floats_travel_as_safetensors() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = "graph @g imported (%x: f32[2, 3], %old: f8e5m2[3]) -> (%q, %y) {
+  %q = Cast %x {to=f8e4m3fn}
+  %y = Cast %old {to=f32}
+}
+";
+    std::fs::write(dir.path().join("m.ckir"), source).unwrap();
+    let inputs = [
+        (
+            "x".to_string(),
+            Tensor::rounded(
+                DType::F32,
+                &[2, 3],
+                [1.0, -0.3, 1e6, 0.0, 17.0, -448.0].into_iter(),
+            ),
+        ),
+        (
+            "old".to_string(),
+            Tensor::rounded(DType::F8E5M2, &[3], [0.5, 3.0, -57344.0].into_iter()),
+        ),
+    ];
+    tensors::write(&dir.path().join("x.safetensors"), &inputs.into()).unwrap();
+    let run = |to: &str| {
+        let words = [
+            "run",
+            "m.ckir",
+            "--inputs",
+            "x.safetensors",
+            "--outputs",
+            to,
+        ];
+        call(dir.path(), &words)
+    };
+    let done = run("y.safetensors");
+    assert_eq!(code(&done), 0, "{}", stderr(&done));
+    let found = tensors::read(&dir.path().join("y.safetensors")).unwrap();
+    let (q, y) = (&found["q"], &found["y"]);
+    assert_eq!((q.dtype, q.size_bytes()), (DType::F8E4M3FN, 6));
+    let numbers = |t: &Tensor| (0..t.elements() as usize).filter_map(|i| t.get_f64(i));
+    assert!(numbers(q).eq([1.0, -0.3125, 448.0, 0.0, 16.0, -448.0]));
+    assert!(numbers(y).eq([0.5, 3.0, -57344.0]));
+    let refused = run("y.npz");
+    assert_eq!(code(&refused), 2);
+    assert!(
+        stderr(&refused).contains("f8e4m3fn, which npz does not have"),
+        "{}",
+        stderr(&refused)
+    );
+    let shown = call(dir.path(), &["inspect", "m.ckir"]);
+    assert_eq!(code(&shown), 0, "{}", stderr(&shown));
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(
+        shown.contains("f8e5m2[3]") && shown.contains("f8e4m3fn[2, 3]"),
+        "{shown}"
+    );
+}
+
+#[test]
 fn run_says_what_it_lacks() {
     let dir = workplace();
     assert_eq!(code(&call(dir.path(), &["model.onnx", "-o", "t.onnx"])), 0);

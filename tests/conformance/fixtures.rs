@@ -40,6 +40,13 @@ fn fixtures_agree_with_pytorch_and_onnx_runtime() {
     assert!(text.contains(" 0 failed"), "{text}");
 }
 
+/// Files that hold values in floats of 8 bits, with the default optimizations of ONNX Runtime and without.
+#[test]
+fn training_in_8_bits_gives_pytorchs_gradients_in_onnx_runtime() {
+    let text = agree(&["float8"]);
+    assert_eq!(text.matches("pass ").count(), 16, "{text}");
+}
+
 /// Files whose weights are dequantised by a function of ours, with the default optimizations of ONNX Runtime.
 #[test]
 fn quantised_weights_train_in_onnx_runtime() {

@@ -18,6 +18,8 @@ mod cuda;
 #[cfg(feature = "torch")]
 mod cuda_checks;
 #[cfg(feature = "torch")]
+mod float8;
+#[cfg(feature = "torch")]
 mod fused;
 #[cfg(feature = "torch")]
 mod kernels;

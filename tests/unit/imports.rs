@@ -546,6 +546,107 @@ fn of_four_bits(mut nodes: Vec<NodeProto>, zero: (i32, &[i32])) -> ModelProto {
     model
 }
 
+/// Floats of 8 bits: values by a scale, weights by one, and both again after they were written.
+#[test]
+fn floats_of_eight_bits_are_quantised_stored_and_dequantised() {
+    let with = |mut made: NodeProto, attrs: &[(&str, i64)]| {
+        let attr = |(name, value): &(&str, i64)| AttributeProto {
+            name: Some((*name).into()),
+            r#type: Some(AttributeType::Int.into()),
+            i: Some(*value),
+            ..AttributeProto::default()
+        };
+        made.attribute.extend(attrs.iter().map(attr));
+        made
+    };
+    let made = |nodes: Vec<NodeProto>| {
+        let mut model = model(nodes, vec![float("y", &["n", "2"])]);
+        model.opset_import[0].version = Some(21);
+        let tensor = |name: &str, code: i32, dims: &[i64], ints: &[i32]| TensorProto {
+            name: Some(name.into()),
+            dims: dims.to_vec(),
+            data_type: Some(code),
+            int32_data: ints.to_vec(),
+            ..TensorProto::default()
+        };
+        let graph = model.graph.as_mut().unwrap();
+        graph
+            .initializer
+            .push(tensor("codes", 17, &[2, 2], &[0x38, 0xb8, 0x7e, 0]));
+        graph.initializer.push(tensor("zero", 17, &[], &[0x80]));
+        graph.initializer.push(tensor("other", 17, &[], &[0x38]));
+        graph.initializer.push(TensorProto {
+            name: Some("scale".into()),
+            data_type: Some(1),
+            float_data: vec![0.5],
+            ..TensorProto::default()
+        });
+        model
+    };
+    let to = |name: &str, ins: &[&str], out: &str, attrs: &[(&str, i64)]| {
+        with(node(out, name, ins, &[out]), attrs)
+    };
+    let graph = read(&made(vec![
+        to(
+            "QuantizeLinear",
+            &["x", "scale"],
+            "q",
+            &[("output_dtype", 17), ("saturate", 0)],
+        ),
+        to("DequantizeLinear", &["q", "scale", "zero"], "dq", &[]),
+        to("DequantizeLinear", &["codes", "scale", "zero"], "w8", &[]),
+        to("MatMul", &["dq", "w8"], "m", &[]),
+        to("Cast", &["m"], "c", &[("saturate", 0), ("to", 19)]),
+        to("Cast", &["c"], "y", &[("saturate", 1), ("to", 1)]),
+    ]))
+    .unwrap_or_else(|e| panic!("{e}"))
+    .graph;
+    let expected = [
+        "QuantizeFloat8",
+        "DequantizeFloat8",
+        "Dequantize",
+        "MatMul",
+        "Cast",
+        "Cast",
+    ];
+    assert_eq!(ops(&graph), expected);
+    let saturates = |graph: &Graph| -> Vec<Option<i64>> {
+        let nodes = graph.order().iter().map(|id| graph.node(*id));
+        nodes.map(|n| n.attrs.opt_int("saturate")).collect()
+    };
+    assert_eq!(
+        saturates(&graph),
+        [Some(0), None, None, None, Some(0), None]
+    );
+    let codes = graph.inits().find(|(_, v)| v.name == "codes").unwrap().1;
+    assert_eq!(codes.tensor().unwrap().size_bytes(), 4);
+    assert_eq!(codes.tensor().unwrap().get_f64(2), Some(448.0));
+    let again = reread(&graph);
+    assert_eq!(ops(&again), expected);
+    assert_eq!(saturates(&again), saturates(&graph));
+
+    let refusal = |nodes: Vec<NodeProto>| read(&made(nodes)).err().unwrap().to_string();
+    let shifted = refusal(vec![to(
+        "DequantizeLinear",
+        &["codes", "scale", "other"],
+        "y",
+        &[],
+    )]);
+    assert!(
+        shifted.contains("a zero point of floats of 8 bits"),
+        "{shifted}"
+    );
+    let computed = refusal(vec![
+        to("Cast", &["x"], "q", &[("to", 17)]),
+        to("Add", &["q", "q"], "s", &[]),
+        to("Cast", &["s"], "y", &[("to", 1)]),
+    ]);
+    assert!(
+        computed.contains("Add: the op takes no f8e4m3fn"),
+        "{computed}"
+    );
+}
+
 #[test]
 fn integers_of_four_bits_stay_two_in_a_byte_and_are_only_dequantised() {
     let blocks = |ins: &[&str]| {

@@ -74,6 +74,8 @@ LEFT_OUT = {
     "Shared": "made of layers whose weights ranks divide; tests/cli/ranks.rs compares their training with that of one process",
     "ConcatRanks": "over several ranks; tests/cli/ranks/program.rs compares training by it with PyTorch's gradients",
     "ReduceScatter": "over several ranks; tests/cli/ranks/program.rs compares training by it with PyTorch's gradients",
+    "DequantizeFloat8": "of floats of 8 bits; tests/runtime/float8.rs compares it with PyTorch's gradients",
+    "QuantizeFloat8": "of floats of 8 bits; tests/runtime/float8.rs compares it with PyTorch's gradients",
     "RoundThrough": "made of pairs of QuantizeLinear and DequantizeLinear, which have an example",
 }
 """Rows with a gradient rule that no example names as its op, and what stands for them."""

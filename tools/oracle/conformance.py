@@ -56,7 +56,8 @@ BATCH = 32
 
 SUPPORTED_TYPES = {
     TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8,
-    TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE,
+    TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT8E4M3FN,
+    TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2FNUZ,
 }  # fmt: skip
 
 UNSUPPORTED: dict[str, str] = {
@@ -297,7 +298,8 @@ SHAPING = ("scales", "roi")
 
 
 def is_constant(value: onnx.ValueInfoProto) -> bool:
-    """Returns true if an input may decide a result's shape or rank: integers, booleans, or a single number."""
+    """Returns true if an input may decide a result's shape or rank, or may be a zero point: integers, booleans, floats of 8
+    bits, or a single number."""
     tensor = value.type.tensor_type
     if value.name.rpartition("/")[2] in SHAPING:
         return True

@@ -56,6 +56,23 @@ pub const fn onnx(first: i64, since: i64) -> Domain {
 /// bfloat16 since opset 22: most ops that opset 21 still limits to older types.
 pub const BF16_SINCE_22: &[(DType, i64)] = &[(DType::BF16, 22)];
 
+/// Floats of 8 bits since some opset.
+macro_rules! float8_since {
+    ($($name:ident = $opset:literal;)+) => {$(
+        #[doc = concat!("Floats of 8 bits since opset ", $opset, ".")]
+        pub const $name: &[(DType, i64)] = &[
+            (DType::F8E4M3FN, $opset),
+            (DType::F8E5M2, $opset),
+            (DType::F8E4M3FNUZ, $opset),
+            (DType::F8E5M2FNUZ, $opset),
+        ];
+    )+};
+}
+float8_since! {
+    FLOAT8_SINCE_19 = 19;
+    FLOAT8_SINCE_21 = 21;
+}
+
 /// Slots that must be given, then slots that may be left out: `slots!["x", "w"; "bias"]`.
 macro_rules! slots {
     ($($given:literal),* $(; $($optional:literal),+)?) => {

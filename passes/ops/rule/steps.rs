@@ -70,7 +70,12 @@ pub trait EmitExt: Emit {
         if self.ty(v).dtype == dtype {
             return Ok(v);
         }
-        self.emit(CAST, &[v], Attrs::new().with("to", dtype))
+        let attrs = Attrs::new().with("to", dtype);
+        let attrs = match dtype.is_float8() {
+            true => attrs.with("saturate", 0),
+            false => attrs,
+        };
+        self.emit(CAST, &[v], attrs)
     }
 
     /// Returns a tensor of the shape and element type of `like`, filled with one value.

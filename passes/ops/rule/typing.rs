@@ -4,9 +4,9 @@ use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{Cost, CostCx, Footprint, GradCx, InferCx, MemoryCx, Sized, fresh};
 use ckpt_ir::{DType, Dim, Same, Ty};
 
-/// Returns true for every element type but `bool`.
+/// Returns true for every element type that ops compute in.
 pub fn is_number(d: DType) -> bool {
-    d != DType::Bool
+    d.is_float() || d.is_int()
 }
 
 /// The shape several operands broadcast to (ONNX, "Multidirectional Broadcasting").

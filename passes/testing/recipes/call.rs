@@ -37,6 +37,8 @@ pub enum In {
     Table(&'static [i64], &'static [i64]),
     /// Constant uint8 contents of any shape.
     Bytes(&'static [i64], &'static [i64]),
+    /// Constants 0.5, -1, 1.5, …, of type float8e4m3fn.
+    Float8(&'static [i64]),
     /// Constant bfloat16 zeros.
     Narrow(&'static [i64]),
     /// Constants 1.5, 2.5, …, in float32 for 16-bit types.

@@ -114,14 +114,20 @@ fn candidates(graph: &Graph) -> Result<Vec<Candidate>> {
     Ok(all)
 }
 
-/// Returns the codes of each value that is made of initializers alone: the largest integer initializer among them.
+/// Returns whether elements of the type may be codes of a quantised weight.
+fn is_code(dtype: DType) -> bool {
+    dtype.is_int() || dtype.is_float8()
+}
+
+/// Returns the codes of each value that is made of initializers alone: the largest initializer of integers or floats of 8 bits
+/// among them.
 fn codes(graph: &Graph) -> SecondaryMap<ValueId, Option<ValueId>> {
     let n = graph.value_bound();
     let mut constant = SecondaryMap::new(n, false);
     let mut codes: SecondaryMap<ValueId, Option<ValueId>> = SecondaryMap::new(n, None);
     for (id, value) in graph.inits() {
         constant[id] = true;
-        codes[id] = Some(id).filter(|_| value.ty().dtype.is_int());
+        codes[id] = Some(id).filter(|_| is_code(value.ty().dtype));
     }
     let size = |v: &ValueId| graph.value(*v).tensor().map_or(0, Tensor::size_bytes);
     for id in graph.order() {

@@ -7,6 +7,7 @@ use ckpt_passes::ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_passes::ir::{Attrs, DType, Tensor, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{ABS, MOD, SUM};
+use ckpt_passes::ops::cast::{SATURATE, rounded};
 use ckpt_passes::ops::logic::{EQUAL, GREATER, LESS, WHERE, XOR};
 use ckpt_passes::ops::rule::{Formulas, Term, binary_op, select, unary_op};
 use ckpt_passes::ops::select::ARG_MAX;
@@ -17,7 +18,8 @@ pub fn cast(call: &mut Call) -> Lowered {
     let Some(dtype) = call.attr_dtype("to")? else {
         return Ok(None);
     };
-    call.ignore_attr("saturate"); // Both matter to 8-bit floats only, which we do not have.
+    // The row reads it, too.
+    call.ignore_attr(SATURATE);
     call.ignore_attr("round_mode");
     match whole(call, x, dtype) {
         Some(constant) => one(constant),
@@ -63,11 +65,14 @@ fn whole(call: &mut Call, x: ValueId, dtype: DType) -> Option<ValueId> {
 /// `CastLike`: the first operand in the element type of the second.
 pub fn cast_like(call: &mut Call) -> Lowered {
     let [x, like] = call.operands(["input", "target_type"])?;
-    call.ignore_attr("saturate"); // Both matter to 8-bit floats only, which we do not have.
-    call.ignore_attr("round_mode");
+    let saturate = call.attr_int(SATURATE, 1)? != 0;
+    call.ignore_attr("round_mode"); // It matters to one type only, which we do not have.
     let dtype = call.dtype(like);
     match whole(call, x, dtype) {
         Some(constant) => one(constant),
+        None if dtype.is_float8() && call.dtype(x) != dtype => {
+            one(rounded(&mut call.b, x, dtype, saturate)?)
+        }
         None => one(call.cast(x, dtype)?),
     }
 }

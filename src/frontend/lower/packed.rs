@@ -16,11 +16,12 @@ pub(super) struct Stored {
     layout: Layout,
 }
 
-/// Returns the codes of 4 or 8 bits that an initializer holds; `None` for other values.
+/// Returns the codes of 4 or 8 bits that an initializer holds, floats of 8 bits too; `None` for other values.
 pub(super) fn stored(call: &Call, codes: ValueId, layout: Layout) -> Option<Stored> {
     let is_initializer = matches!(call.graph.value(codes).def, Def::Init(_));
     let packed = call.packed(codes);
-    let is_narrow = packed.is_some() || matches!(call.dtype(codes), DType::I8 | DType::U8);
+    let is_byte = |dtype: DType| matches!(dtype, DType::I8 | DType::U8) || dtype.is_float8();
+    let is_narrow = packed.is_some() || is_byte(call.dtype(codes));
     let shape = match &packed {
         Some(packed) => packed.shape.clone(),
         None => call.ty(codes).static_dims()?,

@@ -6,6 +6,9 @@
 //! type (straight-through; Bengio et al. 2013, arXiv 1308.3432), and its scale gets a gradient too (Esser et al. 2020,
 //! arXiv 1902.08153). Quantised numbers elsewhere are integers and have no gradient. Products of integers are refused,
 //! because their results cannot be trained.
+//!
+//! Floats of 8 bits stay what they are, so that a plan can keep them in place of what they stand for. Their gradient passes
+//! straight through, also where a number is beyond the largest, and none flows into a scale.
 
 use super::call::{Call, Layout, Lowered, Out, Quantised, from_start, one};
 use super::packed;
@@ -13,7 +16,9 @@ use ckpt_passes::Result;
 use ckpt_passes::ir::{Attrs, DType, Def, OpDef, Same, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::arith::{DIV, ROUND, ROUND_THROUGH};
+use ckpt_passes::ops::cast::{SATURATE, TO};
 use ckpt_passes::ops::extreme::{CLIP, MAX, MIN};
+use ckpt_passes::ops::float8::{DEQUANTIZE_FLOAT8, QUANTIZE_FLOAT8};
 use ckpt_passes::ops::reduce::{REDUCE_MAX, REDUCE_MIN};
 use ckpt_passes::ops::rule::{Expr, Formulas, binary_op, cast, unary_op};
 
@@ -22,6 +27,7 @@ pub fn quantise(call: &mut Call) -> Lowered {
     let [x, scale] = call.operands(["x", "y_scale"])?;
     let zero_point = call.opt(2);
     let layout = layout(call)?;
+    let saturate = call.attr_int(SATURATE, 1)?;
     let told = call.attr_dtype("output_dtype")?;
     let dtype = match (zero_point, told) {
         (Some(zero), Some(told)) if call.dtype(zero) != told => {
@@ -35,6 +41,20 @@ pub fn quantise(call: &mut Call) -> Lowered {
     {
         return Err(call.unsupported(format!("`precision` {precision}")));
     }
+    if dtype.is_float8() {
+        no_zero_point(call, zero_point)?;
+        let x = match call.dtype(x).is_float() {
+            true => x,
+            false => call.cast_like(x, scale)?,
+        };
+        let scale = spread(call, scale, x, layout)?;
+        let attrs = Attrs::new().with(TO, dtype);
+        let attrs = match saturate {
+            0 => attrs.with(SATURATE, 0),
+            _ => attrs,
+        };
+        return one(call.emit(&QUANTIZE_FLOAT8, &[x, scale], attrs)?);
+    }
     let integers = integers_of(call, x, scale, zero_point, layout, dtype)?;
     call.quantised = Some(Quantised {
         real: x,
@@ -45,9 +65,20 @@ pub fn quantise(call: &mut Call) -> Lowered {
     one(integers)
 }
 
+/// Fails for a zero point of floats of 8 bits that is not 0 (ONNX: "zero point is usually not used in the case of float8").
+fn no_zero_point(call: &mut Call, zero_point: Option<ValueId>) -> Result<()> {
+    let is_zero = |v: ValueId| {
+        let tensor = call.graph.value(v).tensor()?;
+        let mut numbers = (0..tensor.elements() as usize).map(|i| tensor.get_f64(i));
+        Some(numbers.all(|n| n == Some(0.0)))
+    };
+    match zero_point.filter(|v| is_zero(*v) != Some(true)) {
+        Some(_) => Err(call.unsupported("a zero point of floats of 8 bits that is no constant 0")),
+        None => Ok(()),
+    }
+}
+
 fn layout(call: &mut Call) -> Result<Layout> {
-    // It matters to 8-bit floats only, which we do not have.
-    call.ignore_attr("saturate");
     Ok(Layout {
         axis: call.attr_int("axis", 1)?,
         block: call.attr_int("block_size", 0)?,
@@ -140,9 +171,19 @@ pub fn dequantise(call: &mut Call) -> Lowered {
     let layout = layout(call)?;
     let told = call.attr_dtype("output_dtype")?;
     let result = told.unwrap_or(call.dtype(scale));
+    let is_float8 = call.dtype(x).is_float8();
+    if is_float8 {
+        no_zero_point(call, zero_point)?;
+    }
+    let zero_point = zero_point.filter(|_| !is_float8);
     if let Some(codes) = packed::stored(call, x, layout) {
         let y = codes.dequantised(call, scale, zero_point)?;
         return one(call.cast(y, result)?);
+    }
+    if is_float8 {
+        let scale = spread(call, scale, x, layout)?;
+        let attrs = Attrs::new().with(TO, result);
+        return one(call.emit(&DEQUANTIZE_FLOAT8, &[x, scale], attrs)?);
     }
     let pair = call.quantised_as(x).filter(|q| {
         let zeros = match (q.zero_point, zero_point) {

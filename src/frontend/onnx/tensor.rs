@@ -16,7 +16,7 @@ pub type ReadTensor<'a> = dyn FnMut(&TensorProto) -> Result<Tensor> + 'a;
 /// Element type of an ONNX code.
 ///
 /// # Errors
-/// `type` for strings, complex numbers, sub-byte and 8-bit floats, and codes that mean nothing.
+/// `type` for strings, complex numbers, numbers of less than 8 bits, `FLOAT8E8M0`, and codes that mean nothing.
 pub fn dtype(code: i32) -> Result<DType> {
     DType::from_onnx_code(code).ok_or_else(|| {
         let name = match tensor_proto::DataType::try_from(code) {
@@ -209,7 +209,8 @@ fn typed(proto: &TensorProto, dtype: DType) -> Result<Vec<u8>> {
     let (least, greatest) = match (dtype, dtype.int_range()) {
         (DType::U64, _) => (0, i128::from(u64::MAX)),
         (_, Some((least, greatest))) => (least.into(), greatest.into()),
-        // 16-bit floats are unsigned integers with the same bits.
+        // Floats of 16 and 8 bits are unsigned integers with the same bits.
+        (_, None) if dtype.is_float8() => (0, u8::MAX.into()),
         (_, None) => (0, u16::MAX.into()),
     };
     let mut bytes = Vec::new();

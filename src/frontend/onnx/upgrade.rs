@@ -7,7 +7,8 @@ use crate::onnx::proto::AttributeProto;
 use crate::onnx::versions::{self, GREATEST_OPSET};
 use ckpt_passes::ir::op::Domain;
 use ckpt_passes::ir::typing::Contents;
-use ckpt_passes::ir::{Graph, OpDef, Tensor, ValueId};
+use ckpt_passes::ir::{DType, Graph, OpDef, Tensor, ValueId};
+use ckpt_passes::ops::cast::SATURATE;
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 
@@ -49,7 +50,17 @@ pub fn upgrade(
 ) -> Result<()> {
     refuse_older(op, opset)?;
     refuse_newer(op.name, opset)?;
-    attributes.retain(|name, _| !(TYPE_ONLY.contains(&(op.name, name))));
+    let to = attributes
+        .get("to")
+        .and_then(|to| i32::try_from(to.i()).ok());
+    let is_float8 = to
+        .and_then(DType::from_onnx_code)
+        .is_some_and(DType::is_float8);
+    attributes.retain(|name, value| match TYPE_ONLY.contains(&(op.name, name)) {
+        // Absent means 1.
+        true => is_float8 && *name == SATURATE && value.i() == 0,
+        false => true,
+    });
     for (ops, name, since) in MOVED {
         if !is_listed(op.name, ops) || opset >= *since {
             continue;
@@ -89,8 +100,8 @@ const READ_NEWER: &[(&str, i64)] = &[
 /// The first opset in which broadcasting needs no attribute.
 const SETTLED_OPSET: i64 = 7;
 
-/// Attributes that matter only to element types that are not supported: how to round to 8-bit floats.
-const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", "saturate")];
+/// Attributes that matter only to floats of 8 bits, and how to round to a type that is not supported.
+const TYPE_ONLY: &[(&str, &str)] = &[("Cast", "round_mode"), ("Cast", SATURATE)];
 
 /// Fails for an op that means something else before [`SETTLED_OPSET`], such as one that broadcasts by an attribute.
 pub fn refuse_ancient(op: &str, opset: i64) -> Result<()> {

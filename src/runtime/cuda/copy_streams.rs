@@ -85,7 +85,7 @@ impl Transfers for CopyStreams {
         from: &Tensor,
         slot: usize,
     ) -> Result<Option<Tensor>> {
-        let is_float = convert::dtype(from.kind()).is_some_and(|d| d.is_float());
+        let is_float = convert::dtype(from.kind()).is_some_and(|d| d.is_real());
         // The host may need integers too.
         if !store.pins || !is_float {
             // The host reads the stored tensor now, so the offload must have finished.

@@ -21,6 +21,7 @@ mod context;
 pub mod conv;
 pub mod extreme;
 pub mod fill;
+pub mod float8;
 pub mod fused;
 pub mod gated;
 pub mod index;
@@ -63,6 +64,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     conv::KERNELS,
     extreme::KERNELS,
     fill::KERNELS,
+    float8::KERNELS,
     fused::KERNELS,
     gated::KERNELS,
     index::KERNELS,

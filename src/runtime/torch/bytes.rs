@@ -223,6 +223,11 @@ pub fn is_finite(tensor: &Tensor) -> Result<bool, TorchError> {
             let bits = |e: [u8; 8]| u64::from_le_bytes(e) & (0x7ff << 52);
             below(bytes.as_chunks().0, bits, 0x7ff << 52)
         },
+        Kind::Float8e4m3fn => |bytes| below(bytes.as_chunks().0, |[b]: [u8; 1]| b & 0x7f, 0x7f),
+        Kind::Float8e5m2 => |bytes| below(bytes.as_chunks().0, |[b]: [u8; 1]| b & 0x7f, 0x7c),
+        Kind::Float8e4m3fnuz | Kind::Float8e5m2fnuz => {
+            |bytes| below(bytes.as_chunks().0, |[b]: [u8; 1]| b == 0x80, true)
+        }
         _ => return Ok(true),
     };
     if tensor.is_contiguous() {

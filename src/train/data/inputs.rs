@@ -2,7 +2,7 @@
 
 use crate::tensors::random::index_bounds;
 use ckpt_passes::analysis::{Binding, Sizes, gradients, planned_sizes};
-use ckpt_passes::ir::{DType, Graph, Phase, Role, Tensor, Ty};
+use ckpt_passes::ir::{DType, Graph, Phase, Role, Tensor, Ty, float8};
 use ckpt_passes::{Error, Result};
 use half::{bf16, f16};
 
@@ -107,6 +107,7 @@ pub(super) fn put(bytes: &mut Vec<u8>, dtype: DType, value: f64) {
         DType::F64 => bytes.extend(value.to_le_bytes()),
         DType::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
         DType::BF16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
+        _ if dtype.is_float8() => bytes.push(float8::encoded(dtype, value, true)),
         _ => put_int(bytes, dtype, value as i64),
     }
 }

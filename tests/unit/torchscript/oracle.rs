@@ -98,6 +98,8 @@ fn writes_change_nothing_that_was_read_before_and_everything_read_after() {
         "c = torch.clone(h)\n_0 = torch.mul_(c, 2.)\nreturn torch.add(h, c)",
         // A loop of writes.
         "for i in range(3):\n  _0 = torch.add_(torch.select(h, 0, i), torch.select(h, 0, torch.add(i, 1)))\nreturn torch.mul(h, x)",
+        // Floats of 8 bits, which later writes do not change.
+        "q = torch.to(h, 24)\n_0 = torch.mul_(h, 2.)\np = torch.to(torch.transpose(q, 0, 1), 6)\nreturn torch.add(torch.mul(torch.transpose(p, 0, 1), x), torch.to(torch.to(h, 23), 6))",
         // Parts whose sizes data decides.
         "n = torch.sum(torch.gt(torch.sum(x, [1]), 1.2))\na, b, = torch.split_with_sizes(h, [int(n), int(torch.rsub(n, 4))])\nreturn torch.add(torch.sum(a, [0]), torch.mul(torch.sum(b, [0]), 3.))",
         // Sizes that data decides: one wherever the same number tells it, as it was when it was read.

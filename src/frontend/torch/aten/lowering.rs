@@ -718,7 +718,7 @@ impl Lowering<'_> {
             }
             let graph = &*self.b.graph;
             let answer = match graph.def_node(v) {
-                _ if !graph.ty(v).dtype.is_float() => Some(false),
+                _ if !graph.ty(v).dtype.is_real() => Some(false),
                 None => {
                     let origin = graph.origins.get(&v);
                     Some(origin.is_some_and(|o| o.is_parameter == Some(true)))

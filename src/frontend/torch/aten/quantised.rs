@@ -96,11 +96,11 @@ fn per_block(c: &mut Call) -> Result<Value> {
     )
 }
 
-/// Returns codes of 8 bits and their sizes.
+/// Returns codes of 8 bits, integers or floats, and their sizes.
 fn codes(c: &mut Call, name: &str) -> Result<(ValueId, Vec<i64>)> {
     let v = c.value(name)?;
     let ty = c.low.b.ty(v);
-    let is_narrow = matches!(ty.dtype, DType::I8 | DType::U8);
+    let is_narrow = matches!(ty.dtype, DType::I8 | DType::U8) || ty.dtype.is_float8();
     match ty
         .static_dims()
         .filter(|dims| is_narrow && !dims.is_empty())
@@ -110,7 +110,7 @@ fn codes(c: &mut Call, name: &str) -> Result<(ValueId, Vec<i64>)> {
             let found = ty.to_string();
             Err(c
                 .fail("type", format!("`{name}` holds no quantised weight"))
-                .expected("int8 or uint8, and sizes that the file fixes")
+                .expected("int8, uint8 or a float of 8 bits, and sizes that the file fixes")
                 .found(found))
         }
     }

@@ -331,6 +331,10 @@ pub fn dtype_of_code(code: i64) -> Option<DType> {
         7 => DType::F64,
         11 => DType::Bool,
         15 => DType::BF16,
+        23 => DType::F8E5M2,
+        24 => DType::F8E4M3FN,
+        25 => DType::F8E5M2FNUZ,
+        26 => DType::F8E4M3FNUZ,
         _ => return None,
     })
 }

@@ -193,6 +193,10 @@ pub fn dtype_of(code: i64) -> Result<DType> {
     let known = match code {
         13 => Some(DType::BF16),
         28 => Some(DType::U16),
+        29 => Some(DType::F8E4M3FN),
+        30 => Some(DType::F8E5M2),
+        31 => Some(DType::F8E4M3FNUZ),
+        32 => Some(DType::F8E5M2FNUZ),
         1..=12 => dtype_of_code(code - 1),
         _ => None,
     };
