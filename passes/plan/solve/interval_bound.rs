@@ -11,11 +11,20 @@
 //! What stays at p_k fits beside the op that runs there. The limit is also stated in a rounded form, which holds because a value
 //! stays whole or not at all ([`round`]). A linear program with all variables between 0 and 1 bounds the cost.
 //! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one.
+//!
+//! Where the gap stays wide, positions whose bytes are worth nothing are left out, and two things follow that need whole
+//! decisions: limits on bytes are rounded anew where they cut off the last solution ([`rounding`](super::rounding)), and the
+//! number of repeats of an op, or of all ops of one weight, is fixed from below and above (`branch`).
+
+mod branch;
 
 use super::compact::{Dag, NONE};
-use super::linear_program::LinearProgram;
+use super::linear_program::{Bounded, LinearProgram};
+use super::local_search::FAR_GAP;
+use super::rounding::Packing;
 use super::simulate::Simulation;
 use super::work::Work;
+use rustc_hash::FxHashMap;
 use std::ops::Range;
 
 /// Limits of the number of stretches of full steps. Each gives up to two candidate positions. Their number times that of ops stays
@@ -32,6 +41,21 @@ const MOST_OPS: usize = 6_000;
 
 /// Most units in which the bytes at a position are rounded.
 const MOST_UNITS: usize = 6;
+
+/// A value that stays for more than this above what demands it is not counted by that demand.
+const LOOSE: f64 = 1e-2;
+
+/// Cuts go on while a round raises the bound by this share of the whole cost; each takes this share of the work.
+const LEAST_GAIN: f64 = 1e-3;
+const CUT_SHARE: u64 = 3;
+
+/// Branches follow up to this gap, as a share of the whole cost, and end at the other one. They take up to so many times the work.
+const BRANCH_GAP: f64 = 0.03;
+const CLOSE_GAP: f64 = 0.9 * FAR_GAP;
+const BRANCH_SHARE: u64 = 3;
+
+/// Positions whose bytes are worth a smaller share of the whole cost are left out.
+const LEAST_PRICE: f64 = 1e-5;
 
 /// The share of the work that finds which positions matter.
 const CHOICE_SHARE: u64 = 3;
@@ -57,6 +81,8 @@ struct Program<'a> {
     bytes: Vec<Range<usize>>,
     /// For each window, the variable of each op that may run again there; [`NONE`] without one.
     windows: Vec<Vec<u32>>,
+    /// For each variable of a residency: what makes the value again, and what needs it, if not all schedules do.
+    demands: FxHashMap<u32, Vec<(Option<u32>, Option<u32>)>>,
 }
 
 impl<'a> Program<'a> {
@@ -99,10 +125,22 @@ impl<'a> Program<'a> {
             states,
             bytes,
             windows: Vec::new(),
+            demands: FxHashMap::default(),
         };
         for k in 0..positions.len() {
             let window = program.between(k, k + 1, true);
             program.windows.push(window);
+        }
+        program
+    }
+
+    /// Returns the program in which all pairs count.
+    fn joined(dag: &'a Dag, cap: i64, weight: &'a [i64], positions: &'a [usize]) -> Program<'a> {
+        let mut program = Program::new(dag, cap, weight, positions);
+        for k in 0..positions.len() {
+            for l in k + 2..=positions.len() {
+                program.join(k, l);
+            }
         }
         program
     }
@@ -163,6 +201,7 @@ impl<'a> Program<'a> {
             }
             *run
         });
+        self.demands.entry(stays).or_default().push((again, by));
         let terms = [(Some(stays), 1.0), (again, 1.0), (by, -1.0)];
         let terms = terms.into_iter().filter_map(|(x, c)| Some((x?, c)));
         self.program
@@ -178,6 +217,66 @@ impl<'a> Program<'a> {
             self.program
                 .at_least(0.0, paid.chain([(*run, -1.0)]).collect::<Vec<_>>());
         }
+    }
+
+    /// Returns what the bytes at each position are worth.
+    fn prices(&self, made: &Bounded) -> Vec<f64> {
+        let price = |rows: &Range<usize>| made.duals[rows.clone()].iter().sum::<f64>();
+        self.bytes.iter().map(price).collect()
+    }
+
+    /// Adds rounded limits on bytes that cut `point` off; returns how many.
+    fn cut(&mut self, cap: i64, point: &[f64]) -> usize {
+        let at = |x: u32| point[x as usize];
+        let mut made = Vec::new();
+        for (step, states) in self.positions.iter().zip(&self.states) {
+            let room = cap - self.dag.least_bytes(*step as u32);
+            let choices = states
+                .iter()
+                .zip(&self.dag.size)
+                .filter_map(|(state, size)| {
+                    let State::Choice(x) = state else { return None };
+                    Some((*x, *size))
+                });
+            // Of what stays at the position.
+            let stays = Packing {
+                terms: choices.collect(),
+                most: room,
+            };
+            // The same, where a value stays because it is not made again.
+            let mut again: FxHashMap<u32, i64> = FxHashMap::default();
+            let mut most = room;
+            for (x, size) in &stays.terms {
+                let need = |(again, by): &(Option<u32>, Option<u32>)| {
+                    by.map_or(1.0, at) - again.map_or(0.0, at)
+                };
+                let demands = self.demands.get(x).into_iter().flatten();
+                let tightest = demands
+                    .map(|d| (need(d), d.1.is_none(), d))
+                    .max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+                match tightest {
+                    Some((need, _, (run, by))) if need > at(*x) - LOOSE => {
+                        run.iter()
+                            .for_each(|run| *again.entry(*run).or_default() -= size);
+                        by.iter()
+                            .for_each(|by| *again.entry(*by).or_default() += size);
+                        most -= if by.is_none() { *size } else { 0 };
+                    }
+                    _ => *again.entry(*x).or_default() += size,
+                }
+            }
+            let mut terms: Vec<(u32, i64)> = again.into_iter().filter(|t| t.1 != 0).collect();
+            terms.sort_unstable();
+            let again = Packing { terms, most };
+            made.extend(stays.round(point));
+            made.extend(again.round(point));
+        }
+        for row in &made {
+            let scale = row.terms.iter().map(|t| t.1.abs()).fold(0.0, f64::max);
+            let terms = row.terms.iter().map(|(x, part)| (*x, -part / scale));
+            self.program.at_least(-row.most / scale, terms);
+        }
+        made.len()
     }
 }
 
@@ -224,8 +323,8 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
     if positions.is_empty() {
         return 0;
     }
-    let limit = work.limit;
-    let above = above as f64;
+    let (start, limit) = (work.done, work.limit);
+    let (above, total) = (above as f64, dag.total_price as f64);
     let mut best = 0.0f64;
     if positions.len() > most {
         // Those that matter most where each is joined with the end of the schedule.
@@ -233,11 +332,12 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
         for k in 0..positions.len() - 1 {
             program.join(k, positions.len());
         }
-        work.limit = work.done + (limit - work.done) / CHOICE_SHARE;
-        let (bound, duals) = program.program.lower_bound(above, work);
-        best = best.max(bound);
-        let price = |rows: &Range<usize>| duals[rows.clone()].iter().sum::<f64>();
-        let prices: Vec<f64> = program.bytes.iter().map(price).collect();
+        work.limit = start + (limit - start) / CHOICE_SHARE;
+        let made = program
+            .program
+            .lower_bound(above, &Bounded::default(), work);
+        best = best.max(made.bound);
+        let prices = program.prices(&made);
         let mut order: Vec<usize> = (0..positions.len()).collect();
         order.sort_by(|a, b| prices[*b].total_cmp(&prices[*a]).then(a.cmp(b)));
         order.truncate(most);
@@ -245,13 +345,36 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
         positions = order.into_iter().map(|k| positions[k]).collect();
     }
     work.limit = limit;
-    let mut program = Program::new(dag, cap, weight, &positions);
-    for k in 0..positions.len() {
-        for l in k + 2..=positions.len() {
-            program.join(k, l);
+    let mut program = Program::joined(dag, cap, weight, &positions);
+    let mut made = program
+        .program
+        .lower_bound(above, &Bounded::default(), work);
+    best = best.max(made.bound);
+    let is_far = |bound: f64| above - bound > FAR_GAP * total;
+    // Without the positions that prove nothing, the program is much smaller.
+    let prices = program.prices(&made);
+    let priced: Vec<usize> = (positions.iter().zip(&prices))
+        .filter(|(_, price)| **price > LEAST_PRICE * total)
+        .map(|(position, _)| *position)
+        .collect();
+    if is_far(best) && (1..positions.len()).contains(&priced.len()) {
+        program = Program::joined(dag, cap, weight, &priced);
+        made = Bounded::default();
+    }
+    while is_far(best) && (made.point.is_empty() || program.cut(cap, &made.point) > 0) {
+        let before = made.bound;
+        work.limit = work.done + (limit - start) / CUT_SHARE;
+        made = program.program.lower_bound(above, &made, work);
+        best = best.max(made.bound);
+        if made.bound < before + LEAST_GAIN * total {
+            break;
         }
     }
-    best = best.max(program.program.lower_bound(above, work).0);
+    if is_far(best) && above - best < BRANCH_GAP * total {
+        work.limit = work.done + BRANCH_SHARE * (limit - start);
+        let enough = above - CLOSE_GAP * total;
+        best = best.max(program.branch(cap, made, enough, work));
+    }
     (best.min(above) as i64 - 1).max(0)
 }
 

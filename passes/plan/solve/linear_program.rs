@@ -8,12 +8,27 @@
 use super::work::Work;
 
 /// A linear program with rows `a · x ≥ b` and variables between 0 and 1.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct LinearProgram {
     cost: Vec<f64>,
     /// The row, the variable and the coefficient of each term, by row.
     terms: Vec<(u32, u32, f64)>,
     least: Vec<f64>,
+}
+
+/// A bound, what proves it, and where the method ended: the next one may start there.
+#[derive(Clone, Default)]
+pub struct Bounded {
+    /// A lower bound on the cost, at least 0.
+    pub bound: f64,
+    /// The duals that prove the bound, by row.
+    pub duals: Vec<f64>,
+    /// The last primal variables; they may break rows a little.
+    pub point: Vec<f64>,
+    /// The last duals. From the best ones, which belong to another primal point, the method goes astray.
+    pub last: Vec<f64>,
+    /// The weight between primal and dual steps; 0 before the first.
+    weight: f64,
 }
 
 /// Iterations between two looks at the bound.
@@ -98,9 +113,9 @@ impl LinearProgram {
         self.least.len()
     }
 
-    /// Returns a lower bound on the cost, at least 0, and the duals that prove it. Costs are not negative. Stops at a bound of
-    /// `enough`, when the work is spent or nothing is gained any more.
-    pub fn lower_bound(&self, enough: f64, work: &mut Work) -> (f64, Vec<f64>) {
+    /// Returns a lower bound on the cost. Costs are not negative. Starts at what is known of a program with the first rows of this
+    /// one. Stops at a bound of `enough`, when the work is spent or nothing is gained any more.
+    pub fn lower_bound(&self, enough: f64, known: &Bounded, work: &mut Work) -> Bounded {
         let (rows, columns) = (self.least.len(), self.cost.len());
         let unit = self.cost.iter().copied().fold(0.0, f64::max).max(1.0);
         let (row_scale, column_scale) = self.scales();
@@ -130,8 +145,20 @@ impl LinearProgram {
             dual: vec![0.0; rows],
             pull: vec![0.0; columns],
         };
+        if known.weight > 0.0 {
+            weight = known.weight;
+        }
+        for ((x, known), scale) in now.primal.iter_mut().zip(&known.point).zip(&column_scale) {
+            *x = known / scale;
+        }
+        for ((y, known), scale) in now.dual.iter_mut().zip(&known.last).zip(&row_scale) {
+            *y = known / unit / scale;
+        }
+        for x in 0..columns {
+            now.pull[x] = by_column.times(x, &now.dual);
+        }
         let (mut anchor, mut next) = (now.clone(), now.clone());
-        let mut best = (0.0, vec![0.0; rows]);
+        let mut best = (dual_value(&now, &least, &cost, &upper), now.dual.clone());
         let (mut age, mut first, mut last) = (0usize, 0.0, f64::INFINITY);
         let (mut idle, mut gained) = (0, 0.0);
         let mut towards = vec![0.0; columns];
@@ -199,10 +226,19 @@ impl LinearProgram {
             halpern(&mut now.pull, &next.pull, &anchor.pull);
             age += 1;
         }
-        let duals: Vec<f64> = (best.1.iter().zip(&row_scale))
-            .map(|(y, s)| y * s * unit)
-            .collect();
-        (self.proven(&duals), duals)
+        let unscaled = |duals: &[f64]| -> Vec<f64> {
+            let duals = duals.iter().zip(&row_scale);
+            duals.map(|(y, s)| y * s * unit).collect()
+        };
+        let duals = unscaled(&best.1);
+        let primal = next.primal.iter().zip(&column_scale);
+        Bounded {
+            bound: self.proven(&duals),
+            duals,
+            last: unscaled(&next.dual),
+            point: primal.map(|(x, scale)| x * scale).collect(),
+            weight,
+        }
     }
 
     /// Returns what duals prove, as the program was given, with room for rounding.
@@ -293,8 +329,13 @@ mod tests {
             program.at_least(1.0, [(vertices[at], 1.0), (vertices[(at + 1) % 5], 1.0)]);
         }
         for units in [1, 100, 1000, 1_000_000] {
-            let (bound, duals) = program.lower_bound(1e9, &mut Work::new(units));
-            assert!(bound <= 5.0 && duals.iter().all(|y| *y >= 0.0), "{bound}");
+            let known = Bounded::default();
+            let made = program.lower_bound(1e9, &known, &mut Work::new(units));
+            let bound = made.bound;
+            assert!(
+                bound <= 5.0 && made.duals.iter().all(|y| *y >= 0.0),
+                "{bound}"
+            );
             assert!(units < 1_000_000 || bound > 4.99, "{bound}");
         }
     }
@@ -335,7 +376,10 @@ mod tests {
                     })
                 })
                 .fold(f64::INFINITY, f64::min);
-            let (bound, _) = program.lower_bound(1e9, &mut Work::new(100_000));
+            let known = Bounded::default();
+            let bound = program
+                .lower_bound(1e9, &known, &mut Work::new(100_000))
+                .bound;
             assert!(bound <= cheapest * (1.0 + 1e-9), "{n}: {bound} {cheapest}");
         }
     }

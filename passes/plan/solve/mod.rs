@@ -35,6 +35,7 @@ pub mod orders;
 pub mod question;
 pub mod reorder;
 pub mod repair;
+mod rounding;
 pub mod simulate;
 pub mod steps;
 pub mod work;
