@@ -11,9 +11,9 @@
 //! A block is taken if all readers of its parts belong to blocks that are taken. Everything else stays whole on every rank.
 
 use crate::error::Result;
-use crate::ir::op::OpClass;
+use crate::ir::op::{Effect, OpClass};
 use crate::ir::typing::Contents;
-use crate::ir::{Def, Graph, Node, NodeId, SecondaryMap, Use, ValueId};
+use crate::ir::{Def, Dim, Graph, Node, NodeId, SecondaryMap, Use, ValueId};
 use crate::ops::batch_axes::{PartCx, Summed, parted, summed};
 use crate::ops::collective::{Part, slice_of};
 use crate::ops::index::GATHER;
@@ -27,6 +27,8 @@ pub struct LayerParts {
     pub parts: BTreeMap<ValueId, Part>,
     /// The nodes that compute parts of their results.
     pub nodes: BTreeSet<NodeId>,
+    /// The operands of these that every rank computes whole without any weight, and takes its part of.
+    pub own: BTreeMap<ValueId, Part>,
     /// The products whose results are summed over ranks.
     pub sums: BTreeSet<NodeId>,
     /// The losses of which each rank has the scores of some classes.
@@ -54,6 +56,7 @@ struct Block {
     /// What its nodes read whole.
     read_whole: BTreeSet<ValueId>,
     nodes: BTreeSet<NodeId>,
+    own: BTreeMap<ValueId, Part>,
     sizes: BTreeMap<NodeId, (usize, Vec<usize>)>,
     /// A size of which the last ranks may have fewer indices, with copies of the last one after them.
     padded: Option<i64>,
@@ -62,6 +65,8 @@ struct Block {
 struct Search<'a> {
     cx: PartCx<'a>,
     is_weight: SecondaryMap<ValueId, bool>,
+    /// Values that no weight and no random number makes.
+    is_given: SecondaryMap<ValueId, bool>,
     ranks: i64,
 }
 
@@ -148,21 +153,32 @@ impl Search<'_> {
         let mut open = vec![(value, part)];
         let mut leaves = 0;
         while let Some((value, part)) = open.pop() {
-            if let Some(known) = block.parts.get(&value) {
+            if let Some(known) = block.parts.get(&value).or(block.own.get(&value)) {
                 match *known == part {
                     true => continue,
                     false => return Err(self.of(value, "is needed in two ways")),
                 }
             }
             self.check(value, &part, &block)?;
+            let can_take = self.can_take(value, &part);
             let Def::Node { node: id, slot } = graph.value(value).def else {
-                self.leaf(value)?;
-                leaves += 1;
-                block.parts.insert(value, part);
+                match self.leaf(value) {
+                    Err(_) if can_take => drop(block.own.insert(value, part)),
+                    found => {
+                        found?;
+                        leaves += 1;
+                        block.parts.insert(value, part);
+                    }
+                }
                 continue;
             };
-            let needed = parted(&self.cx, id, slot, &part)
-                .map_err(|why| format!("{}: {why}", graph.describe(id)))?;
+            let needed = match parted(&self.cx, id, slot, &part) {
+                Err(_) if can_take => {
+                    block.own.insert(value, part);
+                    continue;
+                }
+                needed => needed.map_err(|why| format!("{}: {why}", graph.describe(id)))?,
+            };
             let node = graph.node(id);
             if needed.outs[slot] != part {
                 return Err(self.of(value, "is needed in two ways"));
@@ -195,6 +211,13 @@ impl Search<'_> {
             0 => Err("no other weight makes what it reads".into()),
             _ => Ok(block),
         }
+    }
+
+    /// Returns true for a value that every rank has whole, and can take the part of: a constant such as the slopes of ALiBi.
+    fn can_take(&self, value: ValueId, part: &Part) -> bool {
+        let ty = self.cx.graph.ty(value);
+        let leads = ty.dims[..part.axis].iter().all(Dim::is_one);
+        self.is_given[value] && leads && part.pieces.len() == 1
     }
 
     /// Checks that nothing is read whole and in parts.
@@ -293,12 +316,23 @@ pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<Lay
     for id in weights {
         is_weight[*id] = true;
     }
+    let mut is_given = SecondaryMap::new(graph.value_bound(), true);
+    for id in weights {
+        is_given[*id] = false;
+    }
+    for id in graph.order() {
+        let node = graph.node(*id);
+        let is_pure = node.op.effect == Effect::Pure;
+        let all = is_pure && node.operands().all(|v| is_given[v]);
+        node.outs.iter().for_each(|v| is_given[*v] = all);
+    }
     let search = Search {
         cx: PartCx {
             graph,
             contents: &contents,
         },
         is_weight,
+        is_given,
         ranks: ranks.into(),
     };
     let mut reasons: BTreeMap<NodeId, String> = BTreeMap::new();
@@ -328,15 +362,23 @@ pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<Lay
     };
     candidates.sort_by_key(|(_, block)| std::cmp::Reverse(elements(block)));
     for (id, block) in candidates {
-        let is_other = |(v, part): (&ValueId, &Part)| found.parts.get(v).is_some_and(|p| p != part);
+        let is_other = |(v, part): (&ValueId, &Part)| {
+            let known = found.parts.get(v).or(found.own.get(v));
+            known.is_some_and(|p| p != part)
+        };
         let sums = block.nodes.iter().any(|n| blocks.contains_key(n));
         let both = block.parts.keys().any(|v| read_whole.contains(v))
             || block.read_whole.iter().any(|v| found.parts.contains_key(v));
-        if both || sums || found.nodes.contains(&id) || block.parts.iter().any(is_other) {
+        if both
+            || sums
+            || found.nodes.contains(&id)
+            || block.parts.iter().chain(&block.own).any(is_other)
+        {
             reasons.insert(id, "another block has its operands in another way".into());
             continue;
         }
         found.parts.extend(block.parts.clone());
+        found.own.extend(block.own.clone());
         found.nodes.extend(&block.nodes);
         read_whole.extend(&block.read_whole);
         blocks.insert(id, block);
@@ -377,6 +419,7 @@ pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<Lay
     for (id, block) in blocks {
         found.parts.extend(block.parts);
         found.nodes.extend(block.nodes);
+        found.own.extend(block.own);
         found.sizes.extend(block.sizes);
         let node = graph.node(id);
         let ends = match node.op == &GATHER {
@@ -501,6 +544,42 @@ mod tests {
             .iter()
             .any(|(_, why)| why == "`scores` is an output");
         assert!(is_told, "{:?}", parts.whole);
+    }
+
+    /// Each rank takes its part of a constant for each head, and its share of gates and values that take turns.
+    #[test]
+    fn constants_of_heads_and_units_that_take_turns_are_shared() {
+        let inits = "  init %q : f32[8, 8] = splat 0.5\n  init %k : f32[8, 8] = splat 0.5\n  init %v : f32[8, 8] = splat 0.5\n  \
+                     init %o : f32[8, 8] = splat 0.5\n  init %n : i64[4, 1, 1] = [1, 2, 3, 4]\n  init %last : i64[1] = [2]\n  \
+                     init %axes : i64[2] = [1, 2]\n  init %heads : i64[4] = [0, 0, 4, 2]\n  init %flat : i64[3] = [0, 0, 8]\n";
+        let heads = |v: &str| {
+            format!(
+                "  %{v}0 = MatMul %x, %{v}\n  %{v}1 = Reshape %{v}0, %heads\n  %{v}2 = Transpose %{v}1 {{perm=[0, 2, 1, 3]}}\n"
+            )
+        };
+        let nodes = format!(
+            "{}{}{}  %slopes = Cast %n {{to=f32}}\n  %far = ReduceMean %x, %last {{keepdims=0}}\n  %u = Unsqueeze %far, %axes\n  \
+             %bias = Mul %u, %slopes\n  %a = Attention %q2, %k2, %v2, %bias\n  %a1 = Transpose %a {{perm=[0, 2, 1, 3]}}\n  \
+             %a2 = Reshape %a1, %flat\n  %y = MatMul %a2, %o\n",
+            heads("q"),
+            heads("k"),
+            heads("v")
+        );
+        let (graph, parts) = found(&nodes, inits);
+        assert_eq!((parts.sums.len(), parts.whole.len()), (1, 0));
+        let slopes = graph.find_value("n").unwrap();
+        assert_eq!(parts.own, BTreeMap::from([(slopes, Part::of(0, 4))]));
+
+        let inits = "  init %up : f32[8, 16] = splat 0.5\n  init %down : f32[8, 8] = splat 0.5\n  init %no : i64[1] = [0]\n  \
+                     init %one : i64[1] = [1]\n  init %end : i64[1] = [16]\n  init %two : i64[1] = [2]\n";
+        let nodes = "  %h = MatMul %x, %up\n  %g = Slice %h, %no, %end, %two, %two\n  %u = Slice %h, %one, %end, %two, %two\n  \
+                     %i = Mul %g, %u\n  %y = MatMul %i, %down\n";
+        let (graph, parts) = found(nodes, inits);
+        let expected = [("up", Part::of(1, 16)), ("down", Part::of(0, 8))];
+        assert_eq!(
+            named(&graph, &parts),
+            expected.map(|(n, part)| (n.to_string(), part))
+        );
     }
 
     /// Of an adapter, B is in parts where its layer makes hidden units, and A where its layer reads them. Their rank is not shared.

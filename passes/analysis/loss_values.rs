@@ -25,6 +25,13 @@ fn is_border(node: &Node) -> bool {
 /// Returns the largest value of the loss side and its bytes, the first of equal ones; `None` where no output is a
 /// loss. Gradients of parameters do not count.
 pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
+    let sized = loss_side(graph).into_iter();
+    let sized = sized.map(|v| (v, sizes.bytes(v)));
+    sized.min_by_key(|(_, bytes)| Reverse(*bytes))
+}
+
+/// Returns the values of the loss side, without gradients of parameters; none where no output is a loss.
+pub fn loss_side(graph: &Graph) -> Vec<ValueId> {
     let is_scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
     let of_training = training_outputs(graph);
     let is_loss = |v: &ValueId| {
@@ -34,7 +41,7 @@ pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
     let losses = graph.outputs().iter().copied().filter(is_loss);
     let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
     if open.is_empty() {
-        return None;
+        return Vec::new();
     }
     let mut seen = SecondaryMap::new(graph.node_bound(), false);
     while let Some(id) = open.pop() {
@@ -70,9 +77,7 @@ pub fn largest(graph: &Graph, sizes: &Sizes) -> Option<(ValueId, u64)> {
     }
     let values = graph.order().iter().filter(|id| seen[**id]);
     let values = values.flat_map(|id| graph.node(*id).outs.iter().copied());
-    let sized = values.filter(|v| !is_gradient(v));
-    let sized = sized.map(|v| (v, sizes.bytes(v)));
-    sized.min_by_key(|(_, bytes)| Reverse(*bytes))
+    values.filter(|v| !is_gradient(v)).collect()
 }
 
 #[cfg(test)]

@@ -23,8 +23,10 @@ use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
 use super::norm::{LAYER_NORM, RMS_NORM};
 use super::reduce::*;
+use super::scan::CUM_SUM;
 use super::select::{ARG_MAX, ARG_MIN};
 use super::shape::*;
+use super::slice::SLICE_GRAD;
 use super::softmax::*;
 use super::sum_to::SUM_TO_SHAPE;
 use ckpt_ir::typing::Contents;
@@ -193,6 +195,9 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     if is(&[&GATHER, &GATHER_GRAD]) {
         return gathered(cx, node);
     }
+    if is(&[&SLICE_GRAD, &CUM_SUM]) {
+        return along_known_axes(cx, node);
+    }
     if is(NORMS) {
         return normalized(cx, node);
     }
@@ -252,6 +257,31 @@ fn row_is_known(cx: &FitCx, node: &Node, slot: usize, k: usize) -> std::result::
         true => Ok(()),
         false => Err("the shape of a row is not a constant"),
     }
+}
+
+/// The gradient of a slice, and a running sum: only the first operand has rows.
+fn along_known_axes(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let rank = cx.graph.ty(node.outs[0]).rank();
+    let k = known_lead(cx, node, rank).ok_or("rows are mixed")?;
+    let axes = match node.op == &SLICE_GRAD {
+        true => node
+            .attrs
+            .ints("axes")
+            .iter()
+            .map(|a| *a as usize)
+            .collect(),
+        false => listed_axes(node, 1, rank, cx.contents).ok_or("its axis is not a constant")?,
+    };
+    if axes.iter().any(|a| *a < k) {
+        return Err("it works along rows");
+    }
+    if node.op == &SLICE_GRAD {
+        row_is_known(cx, node, 1, k)?;
+    }
+    let mut ins = vec![None; node.ins.len()];
+    ins[0] = Some(Rows::Lead(k));
+    let outs = vec![Rows::Lead(k)];
+    Ok(Fit { ins, outs })
 }
 
 /// A lookup along an axis behind the rows, and its gradient: data, then `sum` of the gradient, have rows; indices have none.
@@ -511,7 +541,8 @@ fn summed_to(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         cx.graph.ty(node.ins[0].ok_or("an operand is missing")?),
         cx.graph.ty(node.outs[0]),
     );
-    if y.static_dims().is_some() && spans(&y.dims, x.rank(), k) {
+    let is_row = same_dims(&y.dims, &x.dims[k..]);
+    if is_row || (y.static_dims().is_some() && spans(&y.dims, x.rank(), k)) {
         return Ok(Fit {
             ins: vec![Some(Rows::Lead(k)), None],
             outs: vec![Rows::Sum],

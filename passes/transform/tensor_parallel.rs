@@ -19,8 +19,8 @@ use crate::ir::typing::Contents;
 use crate::ir::verify::verify;
 use crate::ir::{Attrs, Def, Dim, Graph, NodeId, Ty, ValueId};
 use crate::ops::collective::{
-    ALL_REDUCE, IGNORE_INDEX, OWN_INDICES, OWN_PART, OWN_SLICE, Part, SHARED, SIZE,
-    TENSOR_PARALLEL, of_group, slice_size,
+    ALL_REDUCE, IGNORE_INDEX, OWN_INDICES, OWN_PART, OWN_SLICE, Part, REPEATS, ROW_AXES, SHARED,
+    SIZE, TENSOR_PARALLEL, of_group, slice_size,
 };
 use crate::ops::loss::{CLASS_LOSS, CLASS_TERMS, NO_LABEL, counting, label_weight};
 use crate::ops::names::{EQUAL, REDUCE_LOG_SUM_EXP, REDUCE_SUM, WHERE};
@@ -113,6 +113,9 @@ pub fn share_layers(
     let contents = Contents::known(graph)?;
     let mut b = Builder::resume(graph, contents);
     share_what_is_whole(&mut b, &found, trained, ranks)?;
+    for (v, part) in &found.own {
+        take_own(&mut b, *v, part, &found, ranks)?;
+    }
     for (id, listed) in &found.sizes {
         list_own_sizes(&mut b, *id, listed, ranks)?;
     }
@@ -167,7 +170,8 @@ fn share_what_is_whole(
     for id in found.nodes.iter().chain(&found.sums) {
         let is_sum = found.sums.contains(id);
         for (slot, v) in b.graph.node(*id).ins.iter().enumerate() {
-            let Some(v) = v.filter(|v| !found.parts.contains_key(v)) else {
+            let is_own = |v: &ValueId| found.parts.contains_key(v) || found.own.contains_key(v);
+            let Some(v) = v.filter(|v| !is_own(v)) else {
                 continue;
             };
             let has_gradient = match b.graph.value(v).def {
@@ -186,6 +190,30 @@ fn share_what_is_whole(
         let shared = b.emit(&SHARED, &[v], of_group(TENSOR_PARALLEL, ranks))?;
         for (id, slot) in &readers {
             b.graph.set_operand(*id, *slot, Some(shared));
+        }
+    }
+    Ok(())
+}
+
+/// Has nodes of blocks read a rank's part of a value that every rank has whole.
+fn take_own(
+    b: &mut Builder,
+    v: ValueId,
+    part: &Part,
+    found: &LayerParts,
+    ranks: u32,
+) -> Result<()> {
+    let readers = b.graph.value(v).uses().to_vec();
+    (b.prefix, b.loc) = (b.graph.value(v).name.clone(), Default::default());
+    let rows = of_group(TENSOR_PARALLEL, ranks)
+        .with(ROW_AXES, part.axis as i64 + 1)
+        .with(REPEATS, 1);
+    let own = b.emit(&OWN_SLICE, &[v], rows)?;
+    let ones: Vec<i64> = (0..part.axis as i64).collect();
+    let own = b.unsqueeze(own, &ones)?;
+    for u in readers {
+        if found.nodes.contains(&u.node) {
+            b.graph.set_operand(u.node, u.slot, Some(own));
         }
     }
     Ok(())

@@ -311,6 +311,45 @@ def contrastive(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
 
 
+def columns(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """The same without a transpose: rows and columns of the scores are reduced."""
+    texts, pictures = two_views(m, h)
+    scores = texts @ pictures.T / 0.3
+    own = scores.diagonal()
+    return (torch.logsumexp(scores, 1) - own).mean() + (torch.logsumexp(scores, 0) - own).mean()
+
+
+def queue(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """MoCo's loss: the own score beside those of a queue."""
+    a, b = two_views(m, h)
+    others = a @ F.normalize(m.reference_head, dim=-1).T
+    scores = torch.cat([(a * b).sum(-1, keepdim=True), others], -1) / 0.2
+    return F.cross_entropy(scores, torch.zeros(scores.shape[0], dtype=torch.int64))
+
+
+def adaptive(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """The first ten classes and all others as one, then which of these it is."""
+    scores, label = flat(m.head(h)), y.reshape(-1).clamp(min=0).unsqueeze(-1)
+    near, far = scores[:, :10], scores[:, 10:]
+    first = torch.log_softmax(torch.cat([near, far.logsumexp(-1, keepdim=True)], -1), -1)
+    rest = first[:, 10:] + torch.log_softmax(far, -1).gather(-1, (label - 10).clamp(min=0))
+    return -torch.where(label < 10, first.gather(-1, label.clamp(max=9)), rest).mean()
+
+
+def diversity(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """The entropy of the mean prediction."""
+    scores = flat(m.head(h))
+    mean = torch.softmax(scores, -1).mean(0)
+    return F.cross_entropy(scores, y.reshape(-1)) + (mean * torch.log(mean + 1e-8)).sum()
+
+
+def own_top(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """A reference model on the student's surest classes."""
+    top, which = torch.topk(m.head(h), 6, -1)
+    ours, theirs = torch.log_softmax(top, -1), torch.log_softmax(frozen(m, y), -1).gather(-1, which)
+    return (ours.exp() * (ours - theirs)).sum(-1).mean()
+
+
 def nt_xent(m: Model, h: Tensor, y: Tensor) -> Tensor:
     """SimCLR's loss: all embeddings are compared with all, and none with itself."""
     every = torch.cat(two_views(m, h))
@@ -418,6 +457,11 @@ FORMS: dict[str, Form] = {
     "hardest": Form(hardest),
     "top-k": Form(top_k),
     "contrastive": Form(contrastive, ignores=False),
+    "columns": Form(columns, ignores=False, exporters=OF_WEIGHTS),  # legacy writes the diagonal with an If
+    "queue": Form(queue, ignores=False),
+    "adaptive": Form(adaptive, ignores=False),
+    "diversity": Form(diversity),
+    "own-top": Form(own_top, ignores=False),
     "nt-xent": Form(nt_xent, ignores=False),
     "triplet": Form(triplet, ignores=False, exporters=OF_WEIGHTS),
     "surest": Form(surest),

@@ -3,9 +3,9 @@
 use super::*;
 use crate::builder::Builder;
 use crate::rule::EmitExt;
-use ckpt_ir::Ty;
-use ckpt_ir::error::Result;
+use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::BatchAxes;
+use ckpt_ir::{DType, Emit, Ty};
 
 /// A node to be emitted for some of the rows.
 pub struct CutCx<'a, 'g> {
@@ -110,6 +110,11 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let out = &cx.out_types[0].dims;
         let row = row_dims(&out[out.len() - out.len().min(rank - k)..]);
         match lead_out {
+            0 if out.len() == row.len() && row.contains(&-1) => {
+                let (x, first) = (cx.ins[0], cx.b.ints(&[0]));
+                let none_kept = Attrs::new().with("keepdims", 0);
+                return cx.b.emit_n(&REDUCE_SUM, vec![x, Some(first)], none_kept, 1);
+            }
             0 => cx.ins[1] = Some(cx.b.ints(&row)),
             _ => cx.list_sizes(1, lead_out)?,
         }
@@ -152,6 +157,16 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
             let trailing = cx.out_types[0].rank() - lead_out;
             whole_operands(&mut cx, trailing)?;
         }
+    } else if op == &SLICE_GRAD {
+        let axes = cx.attrs.ints("axes").iter();
+        let moved: Vec<i64> = axes.map(|a| a + 1 - lead_out as i64).collect();
+        cx.attrs.set("axes", moved.into());
+        cx.list_sizes(1, lead_out)?;
+    } else if op == &CUM_SUM {
+        let axis = cx.ins[1].and_then(|v| cx.b.known(v)?.first()?.as_const());
+        let axis = axis.ok_or_else(|| Error::bug("tile", "an axis is not known"))?;
+        let axis = from_start(axis, cx.out_types[0].rank()) + 1 - lead_out;
+        cx.ins[1] = Some(cx.b.scalar(DType::I64, axis as f64));
     } else if op == &CONV_INPUT_GRAD {
         cx.list_sizes(2, lead_out)?;
     } else if op.axes == BatchAxes::Broadcast {

@@ -10,6 +10,7 @@ use super::super::concat::{CONCAT, SPLIT};
 use super::super::index::GATHER;
 use super::super::norm::{LAYER_NORM, RMS_NORM};
 use super::super::rotary::ROTARY;
+use super::super::slice::STEPS;
 use super::{RESHAPE, Reason, axis_of, permutation, reduced_axes, sliced_axes};
 use crate::matmul::{GEMM, MATMUL};
 use ckpt_ir::op::{BatchAxes, Effect, OpClass};
@@ -132,10 +133,10 @@ pub fn parted(cx: &PartCx, id: NodeId, slot: usize, part: &Part) -> Result<Parte
         }
         BatchAxes::Sliced => {
             let axes = sliced_axes(node, out_rank, cx.contents).ok_or(UNKNOWN)?;
-            if axes.contains(&part.axis) {
-                return Err("it takes some indices of the axis");
-            }
-            done.ins[0] = Some(part.clone());
+            done.ins[0] = match axes.iter().position(|axis| *axis == part.axis) {
+                Some(at) => Some(every_nth(cx, node, part, at)?),
+                None => Some(part.clone()),
+            };
         }
         BatchAxes::AlongAxis if node.op.class == OpClass::Softmax => {
             if axis_of(node, out_rank) == part.axis {
@@ -250,6 +251,24 @@ fn regrouped(cx: &PartCx, node: &Node, part: &Part) -> Result<Part, Reason> {
             pieces: vec![n / count; count as usize],
         }),
         _ => Err(MIXED),
+    }
+}
+
+/// Every n-th index of an axis that is n times as long as the result, as where gates and values take turns: a share of the
+/// indices is that of a share of the axis. `at` is the place of the axis in the lists of the slice.
+fn every_nth(cx: &PartCx, node: &Node, part: &Part, at: usize) -> Result<Part, Reason> {
+    let number = |slot: usize| cx.contents.get(node.operand(slot)?)?.get(at)?.as_const();
+    let whole = cx.graph.ty(node.ins[0].ok_or(NO_RULE)?).dims[part.axis].as_const();
+    match (whole, number(1), number(2), number(STEPS)) {
+        (Some(n), Some(from), Some(to), Some(step))
+            if (0..step).contains(&from)
+                && to >= n
+                && part.pieces.len() == 1
+                && part.size() * step == n =>
+        {
+            Ok(Part::of(part.axis, n))
+        }
+        _ => Err("it takes some indices of the axis"),
     }
 }
 

@@ -6,22 +6,31 @@
 //! product with fewer rows.
 //!
 //! A contrastive loss takes a softmax over each row and each column of a similarity matrix. The transpose is computed as a
-//! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole.
+//! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole. It makes
+//! no difference whether the model transposes the matrix or reduces its columns.
 
+use super::heads;
 use super::sink::{resume_at, sink, take_over};
 use crate::error::{Error, Result};
-use crate::ir::op::{BatchAxes, OpClass};
+use crate::ir::op::{BatchAxes, OpClass, OpDef};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
-use crate::ops::batch_axes::{FitCx, Rows, bare_product, class_scores, fit};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
+use crate::ops::arith::SUB;
+use crate::ops::batch_axes::{FitCx, Rows, axis_of, bare_product, class_scores, fit, own_axes};
 use crate::ops::matmul::GEMM;
+use crate::ops::names::EXP;
+use crate::ops::reduce::{
+    REDUCE_LOG_SUM_EXP, REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM,
+};
+use crate::ops::rule::compute_type;
 use crate::ops::shape::TRANSPOSE;
 use crate::ops::slice::SLICE;
+use crate::ops::softmax::{LOG_SOFTMAX, SOFTMAX};
 use crate::ops::{Builder, EmitExt};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::order_by_reads;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Applies the rewrites. Returns the new value for each value that was replaced.
 ///
@@ -35,17 +44,44 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
         .iter()
         .filter_map(|id| Some((*id, chain_before(graph, &contents, *id)?)))
         .collect();
-    let turned: Vec<(NodeId, Vec<NodeId>)> = order
+    let turns = order.iter().filter(|id| turns_product(graph, **id));
+    let turns: Vec<NodeId> = turns.copied().collect();
+    let heads = heads(graph);
+    let columns = order
         .iter()
-        .filter_map(|id| Some((*id, product_before_turn(graph, *id)?)))
-        .collect();
-    if !slices.is_empty() || !turned.is_empty() {
+        .filter_map(|id| Some((*id, along_columns(graph, &contents, &heads, *id)?)));
+    let columns: Vec<(NodeId, &OpDef)> = columns.collect();
+    let mut below: FxHashSet<ValueId> = heads.into_iter().collect();
+    for id in &order {
+        let node = graph.node(*id);
+        if node.operands().any(|v| below.contains(&v)) {
+            below.extend(&node.outs);
+        }
+    }
+    let means = order
+        .iter()
+        .filter_map(|id| Some((*id, mean_of_rows(graph, &contents, &below, *id)?)));
+    let means: Vec<(NodeId, usize)> = means.collect();
+    let is_empty = slices.is_empty() && turns.is_empty() && columns.is_empty() && means.is_empty();
+    if !is_empty {
         let mut b = Builder::resume(graph, contents);
         for (slice, chain) in slices {
             replaced.extend([slice_first(&mut b, slice, &chain)?]);
         }
-        for (turn, chain) in turned {
-            replaced.extend([turn_operands(&mut b, turn, &chain)?]);
+        let mut done = FxHashMap::default();
+        for (id, op) in columns {
+            replaced.extend([columns_as_rows(&mut b, id, op, &mut done)?]);
+        }
+        for id in turns {
+            let node = b.graph.node(id);
+            let (old, from) = (node.outs[0], node.ins[0]);
+            let from = from.ok_or_else(|| Error::bug("tile", "a transpose lacks its operand"))?;
+            let new = turned(&mut b, from, &mut done)?;
+            take_over(&mut b, old, new);
+            replaced.insert(old, new);
+        }
+        for (id, rows) in means {
+            replaced.extend([sum_of_rows(&mut b, id, rows)?]);
         }
         settle_order(graph, &order)?;
         contents = infer(graph)?;
@@ -127,40 +163,146 @@ fn chain_before(graph: &Graph, contents: &Contents, id: NodeId) -> Option<Vec<No
     }
 }
 
-/// Returns the nodes from a product of two matrices to the transpose of scores that a loss compares, without the
-/// transpose, in order: the product, then ops on each element with one more operand of one element at most. `None` where the
-/// node is no such transpose, or nothing but transposes reads the product.
-fn product_before_turn(graph: &Graph, id: NodeId) -> Option<Vec<NodeId>> {
+/// Returns true for the transpose of a product of two matrices, perhaps after ops on each element, that a loss compares and
+/// that something else reads, too.
+fn turns_product(graph: &Graph, id: NodeId) -> bool {
     let turn = graph.node(id);
     let readers = |v: ValueId| graph.value(v).uses().iter().map(|u| graph.node(u.node));
-    if !is_turn(graph, turn)
-        || !readers(turn.outs[0]).any(|n| class_scores(n) == Some(turn.outs[0]))
-    {
-        return None;
-    }
-    let mut v = turn.operand(0)?;
-    let mut chain = Vec::new();
+    let is_compared = |v: ValueId| readers(v).any(|n| class_scores(n) == Some(v));
+    let mut v = match turn.operand(0) {
+        Some(v) if is_turn(graph, turn) && is_compared(turn.outs[0]) => v,
+        _ => return false,
+    };
     let mut is_shared = false;
     loop {
         is_shared |= graph.is_output(v) || readers(v).count() > 1;
-        let id = graph.def_node(v)?;
-        let node = graph.node(id);
-        chain.push(id);
-        if bare_product(node).is_some() {
-            break;
-        }
-        let wide = |w: &ValueId| !graph.ty(*w).elements().is_one();
-        let mut wide = node.operands().filter(wide);
-        let (from, None) = (wide.next()?, wide.next()) else {
-            return None;
+        let Some(node) = graph.def_node(v).map(|id| graph.node(id)) else {
+            return false;
         };
-        if node.op.axes != BatchAxes::Pointwise || node.outs.len() != 1 {
-            return None;
+        if bare_product(node).is_some() {
+            return is_shared;
         }
-        v = from;
+        match elementwise_operands(graph, node)[..] {
+            [from] => v = from,
+            _ => return false,
+        }
     }
-    chain.reverse();
-    is_shared.then_some(chain)
+}
+
+/// Returns the operands of an op on each element that are as large as its result; none for other ops.
+fn elementwise_operands(graph: &Graph, node: &Node) -> Vec<ValueId> {
+    if node.op.axes != BatchAxes::Pointwise || node.outs.len() != 1 {
+        return Vec::new();
+    }
+    let dims = &graph.ty(node.outs[0]).dims;
+    let operands = node.operands();
+    operands
+        .filter(|v| same_dims(&graph.ty(*v).dims, dims))
+        .collect()
+}
+
+/// Returns what a node that works along the columns of a similarity matrix does to them, if it is one: a reduction.
+fn along_columns(
+    graph: &Graph,
+    contents: &Contents,
+    heads: &[ValueId],
+    id: NodeId,
+) -> Option<&'static OpDef> {
+    let node = graph.node(id);
+    let x = node.operand(0).filter(|v| graph.ty(*v).rank() == 2)?;
+    let op = match node.op {
+        op if op == &LOG_SOFTMAX || op == &SOFTMAX => {
+            (axis_of(node, 2) == 0).then_some(&REDUCE_LOG_SUM_EXP)?
+        }
+        op if [&REDUCE_LOG_SUM_EXP, &REDUCE_MAX, &REDUCE_MIN].contains(&op) => {
+            (own_axes(graph, contents, node)? == [0]).then_some(op)?
+        }
+        _ => return None,
+    };
+    let mut open = vec![x];
+    while let Some(v) = open.pop() {
+        let maker = graph.def_node(v).map(|id| graph.node(id));
+        let Some(node) = maker else { continue };
+        if bare_product(node).is_some() && heads.contains(&v) {
+            return Some(op);
+        }
+        open.extend(elementwise_operands(graph, node));
+    }
+    None
+}
+
+/// Returns the number of axes that are rows where a node takes the mean of the rows of something that follows from scores.
+fn mean_of_rows(
+    graph: &Graph,
+    contents: &Contents,
+    below: &FxHashSet<ValueId>,
+    id: NodeId,
+) -> Option<usize> {
+    let node = graph.node(id);
+    let x = node.operand(0).filter(|v| below.contains(v))?;
+    let (rank, dtype) = (graph.ty(x).rank(), graph.ty(x).dtype);
+    let is_wide = dtype == compute_type(dtype);
+    if node.op != &REDUCE_MEAN || rank < 2 || !is_wide {
+        return None;
+    }
+    let axes = own_axes(graph, contents, node)?;
+    axes.into_iter().eq(0..rank - 1).then_some(rank - 1)
+}
+
+/// Replaces the mean of rows by their sum and a division: chunks add up. Returns the old and the new value.
+fn sum_of_rows(b: &mut Builder, id: NodeId, rows: usize) -> Result<(ValueId, ValueId)> {
+    let node = resume_at(b, id);
+    let x = node.ins[0].ok_or_else(|| Error::bug("tile", "a mean lacks its operand"))?;
+    let axes: Vec<i64> = (0..rows as i64).collect();
+    let ins = vec![Some(x), Some(b.ints(&axes))];
+    let sum = b.emit_n(&REDUCE_SUM, ins, node.attrs.clone(), 1)?[0];
+    let bounds = [0, rows as i64].map(|at| b.ints(&[at]));
+    let sizes = b.shape(x)?;
+    let sizes = b.slice(sizes, bounds, 0)?;
+    let none_kept = Attrs::new().with("keepdims", 0);
+    let count = b.emit(&REDUCE_PROD, &[sizes], none_kept)?;
+    let count = b.cast(count, b.dtype(x))?;
+    let new = b.div(sum, count)?;
+    take_over(b, node.outs[0], new);
+    Ok((node.outs[0], new))
+}
+
+/// Replaces a node that works along the columns of a matrix by one that reduces the rows of the transpose, and what follows
+/// of that for each element. Returns the old and the new value.
+fn columns_as_rows(
+    b: &mut Builder,
+    id: NodeId,
+    op: &'static OpDef,
+    turns: &mut FxHashMap<ValueId, ValueId>,
+) -> Result<(ValueId, ValueId)> {
+    let node = resume_at(b, id);
+    let x = node.ins[0].ok_or_else(|| Error::bug("tile", "a reduction lacks its operand"))?;
+    let dtype = b.dtype(x);
+    let each = turned(b, x, turns)?;
+    resume_at(b, id);
+    let is_softmax = node.op != op;
+    let each = match is_softmax {
+        true => b.cast(each, compute_type(dtype))?,
+        false => each,
+    };
+    let one = b.ints(&[1]);
+    let none_kept = Attrs::new().with("keepdims", 0);
+    let of_columns = b.emit(op, &[each, one], none_kept)?;
+    let new = if is_softmax {
+        let wide = b.cast(x, compute_type(dtype))?;
+        let log = b.emit(&SUB, &[wide, of_columns], Attrs::new())?;
+        let y = match node.op == &SOFTMAX {
+            true => b.emit(&EXP, &[log], Attrs::new())?,
+            false => log,
+        };
+        b.cast(y, dtype)?
+    } else if node.attrs.int("keepdims") != 0 {
+        b.unsqueeze(of_columns, &[0])?
+    } else {
+        of_columns
+    };
+    take_over(b, node.outs[0], new);
+    Ok((node.outs[0], new))
 }
 
 /// Returns a matrix and whether to turn it, without a `Transpose` before it.
@@ -182,25 +324,46 @@ fn is_turn(graph: &Graph, node: &Node) -> bool {
     node.op == &TRANSPOSE && rank == 2 && perm.is_none_or(|perm| perm == [1, 0])
 }
 
-/// Replaces a transpose by the product of the transposed operands in turned order, and what follows it. Returns the old and
-/// the new value.
-fn turn_operands(b: &mut Builder, turn: NodeId, chain: &[NodeId]) -> Result<(ValueId, ValueId)> {
-    let node = resume_at(b, turn);
-    let product = b.graph.node(chain[0]).clone();
-    let (Some(x), Some(y), Some(attrs)) = (product.ins[0], product.ins[1], bare_product(&product))
-    else {
-        return Err(Error::bug("tile", "a product lacks an operand"));
+/// Emits the transpose of a matrix: (xy)ᵀ = yᵀxᵀ, and ops on each element are those of transposed operands.
+fn turned(b: &mut Builder, v: ValueId, turns: &mut FxHashMap<ValueId, ValueId>) -> Result<ValueId> {
+    if let Some(known) = turns.get(&v) {
+        return Ok(*known);
+    }
+    let maker = b.graph.def_node(v);
+    let node = maker.map(|id| resume_at(b, id));
+    let is_wide = b.ty(v).dims.iter().all(|d| !d.is_one());
+    let new = match node.filter(|_| is_wide) {
+        Some(node) if is_turn(b.graph, &node) => node.ins[0].unwrap_or(v),
+        Some(node) if bare_product(&node).is_some() => {
+            let attrs = bare_product(&node).unwrap_or_default();
+            let (Some(x), Some(y)) = (node.ins[0], node.ins[1]) else {
+                return Err(Error::bug("tile", "a product lacks an operand"));
+            };
+            let (a, trans_a) = transposed(b.graph, y, attrs.int("transB") == 0);
+            let (c, trans_c) = transposed(b.graph, x, attrs.int("transA") == 0);
+            let swapped = Attrs::new()
+                .with("transA", i64::from(trans_a))
+                .with("transB", i64::from(trans_c));
+            b.emit(&GEMM, &[a, c], swapped)?
+        }
+        Some(node) if !elementwise_operands(b.graph, &node).is_empty() => {
+            let mut ins = node.ins.clone();
+            for v in ins.iter_mut().flatten() {
+                *v = match b.rank(*v) {
+                    2 => turned(b, *v, turns)?,
+                    1 if !b.ty(*v).elements().is_one() => b.unsqueeze(*v, &[1])?,
+                    _ => *v,
+                };
+            }
+            if let Some(id) = maker {
+                resume_at(b, id);
+            }
+            b.emit_n(node.op, ins, node.attrs.clone(), 1)?[0]
+        }
+        _ => b.transpose(v, &[1, 0])?,
     };
-    // (xy)ᵀ = yᵀxᵀ.
-    let (a, trans_a) = transposed(b.graph, y, attrs.int("transB") == 0);
-    let (c, trans_c) = transposed(b.graph, x, attrs.int("transA") == 0);
-    let swapped = Attrs::new()
-        .with("transA", i64::from(trans_a))
-        .with("transB", i64::from(trans_c));
-    let new = b.emit(&GEMM, &[a, c], swapped)?;
-    let new = repeat(b, &chain[1..], Some(product.outs[0]), new)?;
-    take_over(b, node.outs[0], new);
-    Ok((node.outs[0], new))
+    turns.insert(v, new);
+    Ok(new)
 }
 
 /// Emits a chain of nodes once more, the first with `new` in place of the operand `old`. Returns the result of the last.

@@ -25,12 +25,13 @@ mod sink;
 
 pub use region::{Refusal, Region};
 
+use crate::analysis::loss_values::loss_side;
 use crate::analysis::sizes::Binding;
 use crate::error::{Error, Result};
 use crate::ir::graph::MUST_RECOMPUTE;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId};
+use crate::ir::{Dim, Graph, Node, NodeId, Role, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{axis_of, class_scores};
 use crate::ops::shape::IDENTITY;
 use crate::ops::softmax::LOG_SOFTMAX;
@@ -40,7 +41,7 @@ use crate::transform::infer::infer;
 use crate::transform::order::{append_after_operands, order_by_reads};
 use crate::transform::simplify::simplify;
 use chunks::Snapshot;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::fmt;
 
 /// The number of chunks that rows are cut into.
@@ -189,12 +190,25 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
         found: named + heads.len() > 0,
         ..Tiled::default()
     };
-    let mut refused = Vec::new();
+    let mut refused: Vec<Refused> = Vec::new();
     // The sizes of chunks.
     let mut cut: Vec<Dim> = Vec::new();
+    // The sizes of scores that were cut.
+    let mut whole: Vec<Vec<Dim>> = Vec::new();
+    let heads: Vec<ValueId> = heads.into_iter().filter(|v| !scores.contains(v)).collect();
     let mut open: Vec<(usize, ValueId)> = scores.into_iter().chain(heads).enumerate().collect();
     let mut names = Vec::new();
-    while !open.is_empty() {
+    let mut tried: FxHashSet<ValueId> = FxHashSet::default();
+    loop {
+        if open.is_empty() && !stay_whole(graph, &refused, &whole) {
+            let more = alike(graph, &whole).into_iter();
+            let more = more.filter(|v| !tried.contains(v));
+            open = more.map(|v| (usize::MAX, v)).collect();
+        }
+        if open.is_empty() {
+            break;
+        }
+        tried.extend(open.iter().map(|(_, scores)| *scores));
         let mut contents = Contents::known(graph)?;
         // Regions that share no node are cut at once.
         let mut regions: Vec<(Region, usize)> = Vec::new();
@@ -209,24 +223,17 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                 later.push((i, scores));
                 continue;
             }
-            let classes = classes_axis(graph, scores);
-            let mut found = Region::around(graph, &contents, scores, classes);
-            let mut tried = Vec::new();
-            while let Some((node, slots)) = found.as_ref().err().and_then(Refusal::to_split)
-                && !taken[node]
-                && tried.len() < MOST_SPLITS
-            {
-                let (name, known) = split(graph, contents, node, slots)?;
-                contents = known;
-                tried.push(name);
-                found = Region::around(graph, &contents, scores, classes);
+            let mut found;
+            (found, contents) = find(graph, contents, scores, true, &taken)?;
+            if found.is_err() {
+                let strict;
+                (strict, contents) = find(graph, contents, scores, false, &taken)?;
+                found = strict.or(found);
             }
-            if found.is_err() && !tried.is_empty() {
-                unite(graph, &tried);
-                contents = Contents::known(graph)?;
-                tried.clear();
-            }
-            names.extend(tried);
+            let found = found.map(|(region, own)| {
+                names.extend(own);
+                region
+            });
             let region = match found {
                 Ok(region) => region,
                 // The cuts of this round may change that.
@@ -239,10 +246,9 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                     let node = refusal.node.map(|n| format!(" at {}", graph.describe(n)));
                     let node = node.unwrap_or_default();
                     let why = format!("scores `{name}` stay whole{node}: {}", refusal.why);
-                    // A product may be no head at all; scores that a loss compares are one.
-                    let nothing_else = refused.is_empty() && tiled.regions.is_empty();
-                    if i < named || nothing_else {
-                        refused.push((scores, why));
+                    // One says it of what is around it.
+                    if i < usize::MAX || !stay_whole(graph, &refused, &whole) {
+                        refused.push((scores, why, i < named));
                     }
                     continue;
                 }
@@ -255,27 +261,109 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
             if count > 1 {
                 let all = graph.ty(scores).elements();
                 cut.push(all.div(&Dim::from(count as i64)));
+                whole.push(graph.ty(scores).dims.to_vec());
                 region.all().for_each(|n| taken[*n] = true);
                 regions.push((region, count));
             }
         }
-        if regions.is_empty() {
-            break;
+        if !regions.is_empty() {
+            let first = |(region, _): &(Region, usize)| graph.describe(region.nodes[0]);
+            let makers: Vec<String> = regions.iter().map(first).collect();
+            let counts = apply(graph, &regions, true)?;
+            tiled.regions.extend(makers.into_iter().zip(counts));
         }
-        let first = |(region, _): &(Region, usize)| graph.describe(region.nodes[0]);
-        let makers: Vec<String> = regions.iter().map(first).collect();
-        let counts = apply(graph, &regions, true)?;
-        tiled.regions.extend(makers.into_iter().zip(counts));
         open = later;
     }
     unite(graph, &names);
     // A later region may have contained scores that were refused. Those that are no larger than a chunk of others may be whole.
-    refused.retain(|(scores, _)| {
-        let is_small = |chunk: &Dim| chunk.sub(&graph.ty(*scores).elements()).bounds().0 >= Some(0);
-        graph.contains_value(*scores) && !cut.iter().any(is_small)
+    // A product may be no head at all; scores that a loss compares are one, and what is as large as those.
+    let size = |v: &ValueId| graph.ty(*v).elements();
+    refused.retain(|(scores, ..)| {
+        graph.contains_value(*scores) && !cut.iter().any(|chunk| at_least(chunk, &size(scores)))
     });
-    tiled.refused = refused.into_iter().map(|(_, why)| why).collect();
+    let compared = refused.iter().filter(|(.., is_named)| *is_named);
+    whole.extend(compared.map(|(v, ..)| graph.ty(*v).dims.to_vec()));
+    let is_only = whole.is_empty();
+    let is_told = |(i, (v, _, is_named)): &(usize, Refused)| {
+        *is_named || is_as_large(graph, *v, &whole) || (is_only && *i == 0)
+    };
+    let refused = refused.into_iter().enumerate().filter(is_told);
+    tiled.refused = refused.map(|(_, (_, why, _))| why).collect();
     Ok(tiled)
+}
+
+/// Scores that stay whole, with the reason for people, and whether a loss compares them.
+type Refused = (ValueId, String, bool);
+
+fn at_least(a: &Dim, b: &Dim) -> bool {
+    a.sub(b).bounds().0 >= Some(0)
+}
+
+/// Returns true for a value that is as large as one of these sizes.
+fn is_as_large(graph: &Graph, v: ValueId, sizes: &[Vec<Dim>]) -> bool {
+    let size = graph.ty(v).elements();
+    let mut sizes = sizes.iter();
+    sizes.any(|dims| at_least(&size, &Dim::product(dims)))
+}
+
+/// Returns true if some of these stay whole and are as large as what was cut.
+fn stay_whole(graph: &Graph, refused: &[Refused], cut: &[Vec<Dim>]) -> bool {
+    let mut there = refused.iter().filter(|(v, ..)| graph.contains_value(*v));
+    there.any(|(v, ..)| is_as_large(graph, *v, cut))
+}
+
+/// Returns the values of the loss side that are as large as scores of these sizes, row by row: only something narrow connects them with
+/// the scores, such as the numbers of the surest classes with labels that are made of these, or with cotangents of the few scores
+/// that a loss reads.
+fn alike(graph: &Graph, scores: &[Vec<Dim>]) -> Vec<ValueId> {
+    let is_like = |dims: &[Dim], scores: &[Dim]| {
+        let ends = dims.last().zip(scores.last());
+        ends.is_some_and(|(a, b)| a.same(b) == Same::Yes)
+            && Dim::product(dims).same(&Dim::product(scores)) == Same::Yes
+    };
+    let is_alike = |v: &ValueId| scores.iter().any(|s| is_like(&graph.ty(*v).dims, s));
+    let is_made = |v: &ValueId| {
+        graph
+            .def_node(*v)
+            .is_some_and(|id| !is_product(graph.node(id)))
+    };
+    let values = loss_side(graph).into_iter();
+    values.filter(|v| is_alike(v) && is_made(v)).collect()
+}
+
+/// The region around scores and the second names that it needs.
+type Found = std::result::Result<(Region, Vec<ValueId>), Refusal>;
+
+/// Returns what [`Region::around`] finds, with second names where these help, and what is known of contents then.
+fn find(
+    graph: &mut Graph,
+    mut contents: Contents,
+    scores: ValueId,
+    halves: bool,
+    taken: &SecondaryMap<NodeId, bool>,
+) -> Result<(Found, Contents)> {
+    let classes = classes_axis(graph, scores);
+    let mut names = Vec::new();
+    loop {
+        let refusal = match Region::around(graph, &contents, scores, classes, halves) {
+            Ok(region) => return Ok((Ok((region, names)), contents)),
+            Err(refusal) => refusal,
+        };
+        match refusal.to_split() {
+            Some((node, slots)) if !taken[node] && names.len() < MOST_SPLITS => {
+                let name;
+                (name, contents) = split(graph, contents, node, slots)?;
+                names.push(name);
+            }
+            _ => {
+                unite(graph, &names);
+                if !names.is_empty() {
+                    contents = Contents::known(graph)?;
+                }
+                return Ok((Err(refusal), contents));
+            }
+        }
+    }
 }
 
 /// Has a node read an `Identity` of the value that it reads in `slots`: a second name. A matrix of rows that is compared with

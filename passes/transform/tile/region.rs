@@ -1,7 +1,7 @@
 //! The nodes that have to be tiled together so that one wide value never exists whole.
 //!
-//! A value is wide if a row of it is at least as wide as a row of the scores. A node that makes or reads a wide value
-//! belongs to the region, and so does every node on a path between two nodes of it. Narrow values are its border. Every
+//! A value is wide if a row of it is at least half as wide as a row of the scores, and wider than what the scores are made of
+//! ([`Wide`]). A node that makes or reads a wide value belongs to the region, and so does every node on a path between two nodes of it. Narrow values are its border. Every
 //! node of a region treats rows alike or sums over them (`ops/batch_axes.rs`), so that chunks of the rows can pass through
 //! one after the other.
 //!
@@ -12,7 +12,7 @@
 //! of a model ([`Region::chain`]) all chunks pass through the forward nodes first. They pass through the backward nodes
 //! later, which read what the forward nodes made of the same chunk.
 
-use crate::ir::op::OpClass;
+use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
 use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, each, fit, lead};
@@ -32,6 +32,17 @@ pub struct Region {
     pub rows: Dim,
     /// Elements in a row of the scores.
     pub width: Dim,
+    wide: Wide,
+}
+
+/// Which rows are wide.
+#[derive(Clone)]
+struct Wide {
+    /// Elements in a row of the scores.
+    most: Dim,
+    /// Elements in a row of what the scores are a product of, if half of the scores are wide, too: joined scores of several
+    /// products, such as those of sampled classes, and pieces of scores.
+    narrow: Option<i64>,
 }
 
 /// Why there is no region.
@@ -60,7 +71,7 @@ impl Refusal {
 
 impl Region {
     /// Returns the region around `scores`, whose axis `classes` is the classes: a chunk of rows passes forward and backward
-    /// at once where possible, or all chunks pass forward first.
+    /// at once where possible, or all chunks pass forward first. With `halves`, what is half as wide belongs to it.
     ///
     /// # Errors
     /// The first node that cannot be cut along rows.
@@ -69,10 +80,11 @@ impl Region {
         contents: &Contents,
         scores: ValueId,
         classes: usize,
+        halves: bool,
     ) -> Result<Region, Refusal> {
         let mut first = None;
         for axes in (1..=classes).rev() {
-            let search = |is_chain| Region::search(graph, contents, scores, axes, is_chain);
+            let search = |is_chain| Region::search(graph, contents, scores, axes, is_chain, halves);
             // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
             let found = search(false).or_else(|once| match search(true) {
                 Err(_) if !once.apart.is_empty() => Err(once),
@@ -94,7 +106,8 @@ impl Region {
     /// The first node that cannot be cut along rows.
     pub fn chain(graph: &Graph, contents: &Contents, wide: ValueId) -> Result<Region, Refusal> {
         let axes = graph.ty(wide).rank().saturating_sub(1);
-        Region::search(graph, contents, wide, axes, true)
+        let search = |halves| Region::search(graph, contents, wide, axes, true, halves);
+        search(true).or_else(|refusal| search(false).map_err(|_| refusal))
     }
 
     /// Returns the region around `scores`, whose first `axes` axes are the rows.
@@ -104,6 +117,7 @@ impl Region {
         scores: ValueId,
         axes: usize,
         is_chain: bool,
+        halves: bool,
     ) -> Result<Region, Refusal> {
         let none = |why| Refusal::new(None, why);
         let dims = &graph.ty(scores).dims;
@@ -125,7 +139,10 @@ impl Region {
             graph,
             contents,
             rows,
-            width,
+            wide: Wide {
+                narrow: halves.then(|| entering(graph, scores)).flatten(),
+                most: width,
+            },
             is_chain,
             classes: FxHashMap::default(),
             fits: FxHashMap::default(),
@@ -173,7 +190,7 @@ impl Region {
     /// Returns whether a row of a value in the region is at least as wide as one of the scores.
     pub fn is_wide(&self, graph: &Graph, v: ValueId) -> bool {
         let rows = self.classes.get(&v);
-        rows.is_some_and(|rows| is_wide(graph, v, *rows, &self.rows, &self.width))
+        rows.is_some_and(|rows| self.wide.holds(graph, v, *rows, &self.rows))
     }
 
     /// Returns whether a row of all that leaves the forward pass is narrower than one of the value that the region is around, as far as
@@ -208,7 +225,7 @@ struct Search<'a> {
     graph: &'a Graph,
     contents: &'a Contents,
     rows: Dim,
-    width: Dim,
+    wide: Wide,
     /// Whether the backward nodes run later.
     is_chain: bool,
     classes: FxHashMap<ValueId, Rows>,
@@ -248,7 +265,7 @@ impl Search<'_> {
         self.fits.insert(id, found);
         for (v, rows) in all {
             let is_new = self.classes.insert(v, rows).is_none();
-            if is_new && is_wide(self.graph, v, rows, &self.rows, &self.width) {
+            if is_new && self.wide.holds(self.graph, v, rows, &self.rows) {
                 self.touch(v)?;
             }
         }
@@ -313,7 +330,7 @@ impl Search<'_> {
         let maker = self.graph.def_node(v);
         let rows = self.classes.get(&v);
         maker.is_some_and(|n| self.fits.contains_key(&n))
-            || rows.is_some_and(|rows| is_wide(self.graph, v, *rows, &self.rows, &self.width))
+            || rows.is_some_and(|rows| self.wide.holds(self.graph, v, *rows, &self.rows))
     }
 
     /// Returns true for a size that the sizes of the graph's inputs determine.
@@ -377,7 +394,8 @@ impl Search<'_> {
             fits: self.fits,
             classes: self.classes,
             rows: self.rows,
-            width: self.width,
+            width: self.wide.most.clone(),
+            wide: self.wide,
         })
     }
 
@@ -439,15 +457,46 @@ fn width(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
     Some(elements(graph, v, how, rows)?.mul(&rest))
 }
 
-/// Returns whether a row is at least as wide as `most`, as far as sizes with names tell.
-fn is_wide(graph: &Graph, v: ValueId, how: Rows, rows: &Dim, most: &Dim) -> bool {
-    let Some(row) = width(graph, v, how, rows) else {
-        return false;
-    };
-    match (row.as_const(), most.as_const()) {
-        (Some(row), Some(most)) => row >= most,
-        _ => row.same(most) == Same::Yes,
+impl Wide {
+    /// Returns whether the rows of a value are wide, as far as sizes with names tell.
+    fn holds(&self, graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> bool {
+        let Some(row) = width(graph, v, how, rows) else {
+            return false;
+        };
+        let is_as_wide = |row: &Dim| row.sub(&self.most).bounds().0 >= Some(0);
+        let Some(narrow) = self.narrow else {
+            return is_as_wide(&row);
+        };
+        let enters = row.as_const().is_some_and(|row| row <= narrow);
+        is_as_wide(&row) || (!enters && is_as_wide(&row.add(&row)))
     }
+}
+
+/// Returns the elements in the widest row of what enters the products that make a value; `None` where there are none, or one is
+/// not known.
+fn entering(graph: &Graph, v: ValueId) -> Option<i64> {
+    let mut open = vec![v];
+    let mut seen = FxHashSet::default();
+    let mut widest = None;
+    while let Some(v) = open.pop() {
+        let Some(node) = graph.def_node(v).map(|id| graph.node(id)) else {
+            continue;
+        };
+        match node.op.class {
+            _ if !seen.insert(v) || node.op.axes == BatchAxes::Reduced => {}
+            OpClass::Product | OpClass::BiasedProduct | OpClass::Convolution => {
+                let dims = &graph.ty(node.operand(0)?).dims;
+                let row = match node.op.class {
+                    OpClass::Convolution => dims.get(1),
+                    _ if node.attrs.opt_int("transA") == Some(1) => dims.first(),
+                    _ => dims.last(),
+                };
+                widest = widest.max(Some(row?.as_const()?));
+            }
+            _ => open.extend(node.operands()),
+        }
+    }
+    widest
 }
 
 /// Returns an operand of the region whose first sizes are `dims`.

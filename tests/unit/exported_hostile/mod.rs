@@ -103,6 +103,18 @@ fn what_an_op_writes_into_is_self_whatever_others_call_it() {
     );
 }
 
+/// `x[..., :4]` of four elements is an `alias`. Only decomposition makes one of `detach`.
+#[test]
+fn an_alias_is_no_detach_unless_the_program_was_decomposed() {
+    let args = [("self", tensor("linear"))];
+    let alias = node("torch.ops.aten.alias.default", &args, tensor("y"));
+    let mut program = Program::new(&[alias], &[]);
+    let warnings = |program: &Program| model(zip(&program.entries()), &[]).unwrap().warnings;
+    assert_eq!(warnings(&program), Vec::<String>::new());
+    program.model["verifiers"] = json!(["ATEN"]);
+    assert!(warnings(&program)[0].contains("was decomposed"));
+}
+
 #[test]
 fn complex_numbers_are_taken_only_where_they_are_meant() {
     let parts = [("real", tensor("linear")), ("imag", tensor("linear"))];

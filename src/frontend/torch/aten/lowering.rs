@@ -75,6 +75,8 @@ pub struct Lowering<'g> {
     plain: BTreeSet<TensorId>,
     warnings: Vec<String>,
     pub(super) group: Option<Group>,
+    /// Whether the program was decomposed. Otherwise `alias` is a slice of everything.
+    pub(in crate::frontend::torch) is_decomposed: bool,
     /// How many results the program takes from the op that is called, where it says so.
     pub(in crate::frontend::torch) results: Option<usize>,
 }
@@ -97,6 +99,7 @@ impl<'g> Lowering<'g> {
             plain: BTreeSet::new(),
             warnings: Vec::new(),
             group: None,
+            is_decomposed: true,
         }
     }
 
@@ -773,6 +776,9 @@ impl Lowering<'_> {
 
     /// Warns once of `alias`: a decomposed program writes `detach` so, and the stop of the gradient is lost.
     pub(super) fn warn_of_aliases(&mut self) {
+        if !self.is_decomposed {
+            return;
+        }
         self.warn_once(
             "the program was decomposed, which turns `detach` into `alias`: what was detached is trained here; \
              save it as torch.export gives it if it detaches anything",

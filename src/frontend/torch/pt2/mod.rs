@@ -96,6 +96,7 @@ pub fn build(
     let mut graph = Graph::new("main");
     graph.phase = Phase::Imported;
     let mut lowering = Lowering::new(&mut graph);
+    lowering.is_decomposed = !program.verifiers.iter().any(|name| name == "TRAINING");
     let module = &program.graph_module;
     let mut replay = Replay::new(&mut lowering, Sizes::new(&program.range_constraints));
     replay.sizes.learn(&module.graph)?;

@@ -61,6 +61,9 @@ pub struct Program {
     /// The ranges of the named sizes.
     #[serde(default, deserialize_with = "table")]
     pub range_constraints: Table<Range>,
+    /// The dialects that the program was checked against: `TRAINING` as torch.export gives it, others once it was decomposed.
+    #[serde(default)]
+    pub verifiers: Vec<String>,
 }
 
 /// The range of a named size, both ends included.
