@@ -292,7 +292,7 @@ fn columns_as_rows(
         let wide = b.cast(x, compute_type(dtype))?;
         let log = b.emit(&SUB, &[wide, of_columns], Attrs::new())?;
         let y = match node.op == &SOFTMAX {
-            true => b.emit(&EXP, &[log], Attrs::new())?,
+            true => b.emit(EXP, &[log], Attrs::new())?,
             false => log,
         };
         b.cast(y, dtype)?
