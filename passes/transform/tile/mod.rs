@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::ir::graph::MUST_RECOMPUTE;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, Node, NodeId, Role, Same, SecondaryMap, ValueId};
+use crate::ir::{Dim, Graph, Id, Node, NodeId, Role, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{axis_of, class_scores};
 use crate::ops::shape::IDENTITY;
 use crate::ops::softmax::LOG_SOFTMAX;
@@ -199,10 +199,12 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
     let mut open: Vec<(usize, ValueId)> = scores.into_iter().chain(heads).enumerate().collect();
     let mut names = Vec::new();
     let mut tried: FxHashSet<ValueId> = FxHashSet::default();
+    // What cutting makes is not cut again.
+    let given = graph.value_bound();
     loop {
         if open.is_empty() && !stay_whole(graph, &refused, &whole) {
             let more = alike(graph, &whole).into_iter();
-            let more = more.filter(|v| !tried.contains(v));
+            let more = more.filter(|v| v.index() < given && !tried.contains(v));
             open = more.map(|v| (usize::MAX, v)).collect();
         }
         if open.is_empty() {
