@@ -24,7 +24,7 @@ pub const OPS: &[Op] = &[
     ("{add,sub}(self: c, other: cts)", sum),
     ("{add,sub}(self: ts, other: c)", sum),
     ("alias(self: c)", |c| {
-        c.low.warn_of_aliases();
+        super::views::warn_of_alias(c);
         Ok(c.given("self"))
     }),
     ("angle(self: c)", |c| {

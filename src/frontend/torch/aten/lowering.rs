@@ -774,17 +774,6 @@ impl Lowering<'_> {
         }
     }
 
-    /// Warns once of `alias`: a decomposed program writes `detach` so, and the stop of the gradient is lost.
-    pub(super) fn warn_of_aliases(&mut self) {
-        if !self.is_decomposed {
-            return;
-        }
-        self.warn_once(
-            "the program was decomposed, which turns `detach` into `alias`: what was detached is trained here; \
-             save it as torch.export gives it if it detaches anything",
-        );
-    }
-
     /// Limits a named size so that `dim`, which tells whether the index `at` is negative, is not negative, and says so.
     /// Returns false if that cannot be done.
     pub(super) fn assume_not_negative(&mut self, dim: &Dim, at: &Dim) -> Result<bool> {

@@ -17,7 +17,7 @@ pub const FORMULAS: &[Formula] = &[
 pub const OPS: &[Op] = &[
     ("{adjoint,mH,mT}(self: t)", |c| swap(c, -2, -1)),
     ("alias(self: t)", |c| {
-        c.low.warn_of_aliases();
+        warn_of_alias(c);
         Ok(c.given("self"))
     }),
     ("atleast_{1,2,3}d(self: t)", at_least),
@@ -556,4 +556,14 @@ fn unfold(c: &mut Call) -> Result<Value> {
     let perm = (0..=rank as i64).filter(|a| *a != behind).chain([behind]);
     let y = shape::transpose(&mut c.low.b, taken, perm.collect())?;
     Ok(Value::Tensor(c.low.perhaps_shared(x, y)))
+}
+
+/// Warns once of `alias`: a decomposed program writes `detach` so, and the stop of the gradient is lost.
+pub(super) fn warn_of_alias(c: &mut Call) {
+    if c.low.is_decomposed {
+        c.low.warn_once(
+            "the program was decomposed, which turns `detach` into `alias`: what was detached is trained here; \
+             save it as torch.export gives it if it detaches anything",
+        );
+    }
 }
