@@ -313,12 +313,9 @@ impl Search<'_> {
 pub fn layer_parts(graph: &Graph, weights: &[ValueId], ranks: u32) -> Result<LayerParts> {
     let contents = Contents::known(graph)?;
     let mut is_weight = SecondaryMap::new(graph.value_bound(), false);
-    for id in weights {
-        is_weight[*id] = true;
-    }
     let mut is_given = SecondaryMap::new(graph.value_bound(), true);
     for id in weights {
-        is_given[*id] = false;
+        (is_weight[*id], is_given[*id]) = (true, false);
     }
     for id in graph.order() {
         let node = graph.node(*id);

@@ -1,7 +1,7 @@
 //! Floats of 8 bits: conversions are libtorch's and ONNX's, gradients are PyTorch's, a plan changes no bit and takes the memory
 //! that was predicted, and it can keep one byte an element.
 
-use crate::support::torch;
+use crate::support::torch::{self, assert_close, largest};
 
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
@@ -15,7 +15,7 @@ use ckpt_opt::tensors::{Tensors, random, read};
 use ckpt_passes::compile::Request;
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::float8::{decoded, encoded};
-use ckpt_passes::ir::{DType, Graph, OpDef, Role, Tensor};
+use ckpt_passes::ir::{DType, Graph, OpDef, Role};
 use ckpt_passes::ops::float8::{DEQUANTIZE_FLOAT8, QUANTIZE_FLOAT8};
 use ckpt_passes::ops::transfer::OFFLOAD;
 use ckpt_passes::plan::constraint::Constraint;
@@ -251,24 +251,6 @@ fn run(graph: &Graph, inputs: &Tensors) -> Measured {
         measured.predicted_outside_bytes
     );
     measured
-}
-
-fn largest(t: &Tensor) -> f64 {
-    let all = (0..t.elements() as usize).filter_map(|i| t.get_f64(i));
-    all.fold(0.0, |most, x| most.max(x.abs()))
-}
-
-/// Fails unless two tensors agree as docs/benchmarks.md allows against PyTorch in float32.
-fn assert_close(what: &str, found: &Tensor, expected: &Tensor, floor: f64) {
-    assert_eq!(found.dims, expected.dims, "{what}");
-    let allowed = 1e-5 * largest(expected) + floor;
-    for i in 0..expected.elements() as usize {
-        let (a, b) = (found.get_f64(i).unwrap(), expected.get_f64(i).unwrap());
-        assert!(
-            (a - b).abs() <= allowed,
-            "{what}[{i}]: {a} and {b}, {allowed} allowed"
-        );
-    }
 }
 
 #[test]

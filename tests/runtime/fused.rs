@@ -211,10 +211,13 @@ fn random_chains_give_the_bits_of_their_nodes() {
     let _turn = torch::alone();
     let mut r = Random(31);
     let (mut longer, mut broken) = (0, Vec::new());
-    // In a chain, the gradient of Gelu differed once in the last bit, for a reason that is not known; alone it never did.
-    let rows = rows().map(|recipe| recipe.op);
-    let names: BTreeSet<&str> = rows.filter(|op| *op != "GeluGrad").collect();
+    let names: BTreeSet<&str> = rows().map(|recipe| recipe.op).collect();
     for dtype in [DType::F32, DType::BF16] {
+        let mut names = names.clone();
+        if dtype == DType::BF16 {
+            // Of 10,000 elements, libtorch rounds one of this gradient other than it rounds that of float32.
+            names.remove("GeluGrad");
+        }
         for _ in 0..150 {
             let model = random(&mut r, 12, dtype, false, &|x| names.contains(x.op));
             let (fused, joined) = fused(&model.graph);

@@ -1,7 +1,7 @@
 //! Adapters beside quantised weights: their gradients are PyTorch's on the dequantised weights, a step takes the memory that was
 //! predicted, weights count as they lie in the file, and a plan changes no bit.
 
-use crate::support::torch;
+use crate::support::torch::{self, assert_close, largest};
 
 use ckpt_opt::frontend::given::Given;
 use ckpt_opt::frontend::load;
@@ -60,24 +60,6 @@ fn run(graph: &Graph, case: &Tensors) -> Measured {
     };
     let session = Session::new(graph, &part(true), None, Place::Cpu, Rng::default()).unwrap();
     session.run(&part(false)).unwrap()
-}
-
-fn largest(t: &Tensor) -> f64 {
-    let all = (0..t.elements() as usize).filter_map(|i| t.get_f64(i));
-    all.fold(0.0, |most, x| most.max(x.abs()))
-}
-
-/// Fails unless two tensors agree as docs/benchmarks.md allows against PyTorch in float32.
-fn assert_close(what: &str, found: &Tensor, expected: &Tensor, floor: f64) {
-    assert_eq!(found.dims, expected.dims, "{what}");
-    let allowed = 1e-5 * largest(expected) + floor;
-    for i in 0..expected.elements() as usize {
-        let (a, b) = (found.get_f64(i).unwrap(), expected.get_f64(i).unwrap());
-        assert!(
-            (a - b).abs() <= allowed,
-            "{what}[{i}]: {a} and {b}, {allowed} allowed"
-        );
-    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What the tests of the runtime share: tensors for the feeds of a model, and one measurement at a time.
 
 use ckpt_opt::runtime::convert;
-use ckpt_passes::ir::{DType, Graph};
+use ckpt_passes::ir::{DType, Graph, Tensor as Constant};
 use ckpt_passes::testing::models::Model;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -81,4 +81,23 @@ pub fn ops(graph: &Graph) -> String {
         .map(|id| graph.node(*id).op.name)
         .collect();
     names.join(" ")
+}
+
+/// The largest magnitude of an element.
+pub fn largest(t: &Constant) -> f64 {
+    let all = (0..t.elements() as usize).filter_map(|i| t.get_f64(i));
+    all.fold(0.0, |most, x| most.max(x.abs()))
+}
+
+/// Fails unless two tensors agree as docs/benchmarks.md allows against PyTorch in float32.
+pub fn assert_close(what: &str, found: &Constant, expected: &Constant, floor: f64) {
+    assert_eq!(found.dims, expected.dims, "{what}");
+    let allowed = 1e-5 * largest(expected) + floor;
+    for i in 0..expected.elements() as usize {
+        let (a, b) = (found.get_f64(i).unwrap(), expected.get_f64(i).unwrap());
+        assert!(
+            (a - b).abs() <= allowed,
+            "{what}[{i}]: {a} and {b}, {allowed} allowed"
+        );
+    }
 }
