@@ -226,7 +226,7 @@ pub struct Slot {
     pub kind: SlotKind,
     /// A floating-point initializer that arrives here is a parameter, whatever the other operands are.
     pub weight: bool,
-    /// No gradient flows into the operand, though its type could have one.
+    /// The operand gets no gradient, although its type allows one.
     pub stopped: bool,
 }
 

@@ -10,7 +10,7 @@ pub const ROWS: &[&OpDef] = &[&CAST];
 
 /// Attribute: the element type of the result.
 pub const TO: &str = "to";
-/// Attribute: 0 where numbers beyond the largest become infinity or NaN, not the largest.
+/// Attribute: 0 if a number that is too large becomes infinity or NaN; otherwise it becomes the largest number of the type.
 pub const SATURATE: &str = "saturate";
 
 /// ONNX `Cast`.

@@ -2,8 +2,8 @@
 
     python tools shared_keys --ckpt-opt BINARY [--exporters dynamo,file] [--draws 24]
 
-The model is that of Sun et al. 2024 (arXiv 2405.05254): layers with sliding-window attention, then keys and values once, then layers
-that only have queries. It is exported as ONNX and as a torch.export file. Checked are, by policy and within a budget: the report says
+The model follows Sun et al. 2024 (arXiv 2405.05254). Its lower layers use sliding-window attention. Their output gives one set of keys
+and values, and all upper layers read it. It is exported as ONNX and as a torch.export file. Checked are, by policy and within a budget: the report says
 that one layer's keys and values are read by all others; the plan changes no bit; the measured peak is the predicted one. Loss and
 gradients agree with PyTorch's in float32 (tolerance.py). In bfloat16 their root mean square error against float64, over draws of
 weights and tokens, is at most 1.1 times PyTorch's: cotangents of shared keys, weights that all tokens read and the loss are sums of many

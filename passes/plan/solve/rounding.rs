@@ -20,7 +20,7 @@ pub struct Rounded {
     distance: f64,
 }
 
-/// Numbers of parts into which the unit of the best row is divided.
+/// The divisors that are tried for the unit of the best row.
 const PARTS: [i64; 4] = [2, 3, 4, 8];
 
 /// Most variables that are tried turned.
@@ -29,7 +29,7 @@ const MOST_TURNS: usize = 20;
 /// Values nearer to 0 or 1 count as whole.
 const WHOLE: f64 = 1e-3;
 
-/// Rows of which the point is not this far behind are of no use.
+/// A row is kept only if the point violates it by at least this much.
 const NEAR: f64 = 1e-3;
 
 impl Packing {

@@ -18,7 +18,7 @@ const OP_SHARE: f64 = 0.5;
 
 /// Ops of one weight.
 struct Group {
-    /// What a part of a run counts for where the next branches are chosen.
+    /// How much a fractional number of runs counts when the group to branch on is chosen.
     score: f64,
     /// The variables of all runs.
     runs: Vec<u32>,
@@ -26,7 +26,7 @@ struct Group {
 
 /// A part of all schedules.
 struct Branch {
-    /// Groups whose number of repeats is at least (`true`) or at most a number.
+    /// Bounds on the number of repeats of a group: lower ones (`true`) and upper ones.
     limits: Vec<(usize, bool, f64)>,
     /// Rows of the program when it was solved; those of the limits follow.
     rows: usize,
