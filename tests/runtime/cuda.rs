@@ -10,10 +10,11 @@ use ckpt_opt::rng::Rng;
 use ckpt_opt::runtime::kernels::attention::check::{CheckedCase, judge};
 use ckpt_opt::runtime::kernels::attention::sdpa;
 use ckpt_opt::runtime::session::Session;
-use ckpt_opt::tensors::random;
+use ckpt_opt::tensors::{Tensors, random};
 use ckpt_passes::analysis::sdpa::SdpaBackend;
 use ckpt_passes::analysis::sdpa::choice::AttentionKernels;
-use ckpt_passes::ir::{DType, Tensor};
+use ckpt_passes::ir::{DType, Graph, Tensor};
+use ckpt_passes::testing::{Random, models, recipes};
 use ckpt_passes::text;
 use command::{call, code, fixture, json, stderr, workplace};
 use serde_json::Value;
@@ -437,4 +438,88 @@ fn pairs_keep_on_a_device_what_is_assumed_of_them() {
             }
         }
     }
+}
+
+/// What runs of one node found to differ between a device and the CPU, and from what was predicted.
+fn differences(graph: &Graph, inputs: &Tensors, floor: f64) -> Vec<String> {
+    let run =
+        |place| Session::new(graph, &Tensors::new(), None, place, Rng::default())?.run(inputs);
+    let on_cpu = match run(Place::Cpu) {
+        Ok(done) => done,
+        Err(e) => return vec![format!("the CPU refuses it: {e}")],
+    };
+    let done = match run(Place::Cuda(0)) {
+        Ok(done) => done,
+        Err(e) => return vec![e.to_string()],
+    };
+    let mut found = Vec::new();
+    let (peak, predicted) = (done.requested_peak_bytes, done.predicted_requested_bytes);
+    if peak != predicted {
+        found.push(format!("{peak} bytes requested, {predicted} predicted"));
+    }
+    for (name, expected) in &on_cpu.outputs {
+        let result = &done.outputs[name];
+        let most = torch::largest(expected).min(f64::MAX);
+        let at = |i| (result.get_f64(i), expected.get_f64(i));
+        let far = (0..expected.elements() as usize)
+            .map(at)
+            .find(|pair| match pair {
+                (Some(a), Some(b)) => {
+                    a != b && !(a.is_nan() && b.is_nan()) && !((a - b).abs() <= floor * most)
+                }
+                _ => false,
+            });
+        if result.dims != expected.dims || far.is_some() {
+            found.push(format!(
+                "{name} differs: {far:?}, the largest element is {most}"
+            ));
+        }
+    }
+    found
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn every_row_gives_on_a_device_what_it_gives_on_the_cpu_in_the_predicted_memory() {
+    let _turn = torch::alone();
+    ckpt_opt::runtime::device::of(Place::Cuda(0))
+        .open()
+        .unwrap();
+    let mut r = Random(21);
+    let mut found = std::collections::BTreeSet::new();
+    for recipe in recipes::ALL {
+        for (dtype, floor) in [
+            (DType::F32, 1e-5),
+            (DType::F64, 1e-12),
+            (DType::F16, 4e-3),
+            (DType::BF16, 3e-2),
+        ] {
+            let model = models::single(recipe, dtype, &mut r).unwrap();
+            let feed = |(id, dims, numbers): &(_, Vec<i64>, Vec<f64>)| {
+                let value = model.graph.value(*id);
+                (
+                    value.name.clone(),
+                    models::tensor(value.ty().dtype, dims, numbers),
+                )
+            };
+            let inputs = model.feeds.iter().map(feed).collect();
+            for what in differences(&model.graph, &inputs, floor) {
+                found.insert(format!(
+                    "{} {dtype}: {what}",
+                    text::print(&model.graph)
+                        .lines()
+                        .skip(1)
+                        .collect::<Vec<_>>()
+                        .join(" ")
+                ));
+            }
+        }
+    }
+    let lines: Vec<String> = found.into_iter().collect();
+    assert!(
+        lines.is_empty(),
+        "{} differ:\n{}",
+        lines.len(),
+        lines.join("\n")
+    );
 }

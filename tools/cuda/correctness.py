@@ -135,11 +135,12 @@ def repeat(cx: Context) -> None:
     cases: list[tuple[str, str, tuple[str, ...]]] = [
         ("gpt2", "full", ()),
         ("llama32", "selective", ()),
+        ("llama32", "none, sequence in chunks", ("--tile-sequence", "4", "--drop-output", "logits")),
         ("llama32_bf16", "full", ()),
-        ("llama32_bf16", "none", ("--tile-loss", "4", "--drop-output", "logits")),
+        ("llama32_bf16", "none, loss in chunks", ("--tile-loss", "4", "--drop-output", "logits")),
     ]
-    for name, policy, options in cases:
-        case = f"{name}, {policy}{', loss in chunks' if options else ''}"
+    for name, what, options in cases:
+        case, policy = f"{name}, {what}", what.split(",")[0]
         stem = case.replace(", ", ".").replace(" ", "-")
         graph = cx.train(name, stem, "--policy", policy, *options)
         # numpy has no bfloat16.

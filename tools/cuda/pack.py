@@ -13,7 +13,7 @@ from tools.cuda.models import MODELS, NAMES, PEAK, PLANS, SMALL, WHOLE_STEPS, Mo
 from tools.lib.compiler import Compiler
 from tools.lib.options import FIXTURES, ROOT, dim_options
 
-CARRIED = ("tools/__init__.py", "tools/cuda-checks", "tools/cuda/*.py", "tools/lib/*.py")
+CARRIED = ("tools/__init__.py", "tools/cuda-checks", "tools/cuda/*.py", "tools/lib/*.py", "src/python/ckpt_opt/*.py")
 CARRIED_FIXTURES = ("gpt2", "bert", "llama32", "llama32_mask", "llama32_bf16")
 MOST_BYTES = 64 << 20
 PLANNED_FOR = ("--device-profile", "h200")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.cuda import correctness, training
+from tools.cuda import correctness, package, training
 from tools.cuda.models import NAMES, UNPLANNED
 from tools.cuda.runner import TOGETHER, Step
 from tools.cuda.training import FUSED, GRAPHS
@@ -50,5 +50,8 @@ STEPS = [
     Step("gpt2 PyTorch checkpointed", TRAINING, 30, training.theirs(GPT2, "checkpointed")),
     Step("gpt2 PyTorch memory budget", TRAINING, 50, training.theirs(GPT2, "memory budget")),
     Step("gpt2 PyTorch compiled", TRAINING, 50, training.theirs(GPT2, "compiled")),
+    Step("gpt2 PyTorch package", TRAINING, 75, package.op_by_op(GPT2)),
+    Step("gpt2 PyTorch package compiled", TRAINING, 80, package.fused(GPT2)),
+    Step("llama PyTorch package compiled", TRAINING, 90, package.fused(LLAMA)),
     Step("llama PyTorch compiled", TRAINING, 90, training.theirs(LLAMA, "compiled")),
 ]

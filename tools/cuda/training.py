@@ -84,6 +84,8 @@ class Peer:
 
         with torch.device(self.cx.device):
             module = modules.build(self.about["module"], modules.DTYPES[self.about["dtype"]])
+        # Without it, transformers warns about GPT-2, and the warning breaks a compiled graph.
+        module.loss_type = "ForCausalLM"
         parameters = dict(module.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for entry in self.entries():
@@ -104,8 +106,8 @@ class Peer:
         tensor = tensor_at(mapped(self.folder / models.WEIGHTS), entry["offset"], entry["bytes"], kind, entry["shape"])
         return tensor.T if entry["transposed"] else tensor
 
-    def measured(self, case: str, step: Callable) -> None:
-        """Records times and memory of a step after two that warm up."""
+    def measured(self, case: str, step: Callable, **known: object) -> int | None:
+        """Records times and memory of a step after two that warm up, and returns the bytes that it requested on a device."""
         import torch
 
         on_device = self.tokens.is_cuda
@@ -124,8 +126,9 @@ class Peer:
         stats = torch.cuda.memory_stats() if on_device else {}
         kinds = ("requested", "allocated", "reserved")
         memory = {f"{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in kinds}
-        self.cx.records.figures(case, steps_us=times, **memory)
+        self.cx.records.figures(case, steps_us=times, **memory, **known)
         print(f"{case}: {statistics.median(times) / 1e3:.3f} ms")
+        return memory["requested_bytes"]
 
 
 def mapped(path: Path) -> mmap.mmap:

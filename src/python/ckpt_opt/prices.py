@@ -182,15 +182,19 @@ def median_us(work: Callable[[], Any], seconds: float = 0.02) -> float:
 
 def scratch_bytes(work: Callable[[], Any]) -> int:
     """Returns how many bytes more are allocated during a run than after it."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        kept = work()
-        scratch = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        del kept
-        return int(scratch)
-    peak, left = allocated_bytes(work)
+    peak, left = device_bytes(work) if torch.cuda.is_available() else allocated_bytes(work)
     return peak - left
+
+
+def device_bytes(work: Callable[[], Any]) -> tuple[int, int]:
+    """Returns what `allocated_bytes` returns, for a run on the current CUDA device."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
+    torch.cuda.reset_peak_memory_stats()
+    kept = work()
+    stats = torch.cuda.memory_stats()
+    del kept
+    return stats["requested_bytes.all.peak"] - before, stats["requested_bytes.all.current"] - before
 
 
 def allocated_bytes(work: Callable[[], Any]) -> tuple[int, int]:
