@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import ckpt_opt
+from ckpt_opt.prices import allocated_bytes
 
 INNER = pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
 Found = dict[str, torch.Tensor]
@@ -93,6 +94,25 @@ def test_logits_that_are_returned(inner: str) -> None:
         found[-1] |= {f"{name}.grad": p.grad for name, p in own.named_parameters() if p.grad is not None}
     assert_equal(*found, inner)
     assert recomputed(ckpt_opt.last_plans) > 0
+
+
+@pytest.mark.parametrize("budget", ["100%", "75%", "1%"])
+def test_returned_logits_take_the_predicted_memory_while_the_caller_holds_them(budget: str) -> None:
+    model, x, labels = Head(), rows(512), torch.arange(512) % 64
+    backend = ckpt_opt.backend(budget, inner="aot_eager", on_infeasible="smallest")
+    step = torch.compile(model, backend=backend, fullgraph=True)
+    parameters = list(model.parameters())
+
+    def train_once() -> tuple[object, ...]:
+        loss, logits = step(x, labels)
+        return loss, logits, torch.autograd.grad(loss, parameters)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ckpt_opt.PlanWarning)
+        train_once()
+    (plan,) = ckpt_opt.last_plans
+    measured, _ = allocated_bytes(train_once)
+    assert abs(measured - (plan.peak_bytes - plan.static_bytes)) <= 64
 
 
 @INNER

@@ -303,6 +303,7 @@ class Joint:
         """Returns the cost graph that `ckpt-opt plan` reads, with results that may be written over operands where that is asked for."""
         ops = []
         layers: dict[str, int] = {}
+        handed_out = self.results(self.forward_results)
         for i, op in enumerate(self.ops):
             cost, flops, moved, scratch = (0.0, 0, 0, 0) if op.takes_state else price(op.node)
             reads = self.reads(op)
@@ -321,7 +322,10 @@ class Joint:
                     "in_place_operands": self._written_over(op) if in_place else [],
                     "layer": None if path is None else layers.setdefault(path, len(layers)),
                     "phase": "fwd" if i < self.boundary else "bwd",
-                    "recomputable": may_repeat and self.written.isdisjoint(reads),
+                    # The caller holds what the model returns, so that a copy would be a second one.
+                    "recomputable": may_repeat
+                    and handed_out.isdisjoint(self.makes(op))
+                    and self.written.isdisjoint(reads),
                     # Processes that call collectives in different orders wait for each other forever.
                     "ordered": is_collective(op.node),
                     "must_recompute": op.node.meta.get("recompute") is aot.CheckpointPolicy.MUST_RECOMPUTE,
@@ -331,7 +335,9 @@ class Joint:
             {"bytes": size, "kind": kind, "producer": maker}
             for size, kind, maker in zip(self.sizes, self.kinds, self.made_by)
         ]
-        outputs = self.results([*self.forward_results, *self.backward_results])
+        # Autograd holds the gradients of the model's results until the backward pass has ended.
+        held = {s for s, kind in enumerate(self.kinds) if kind == "ph"}
+        outputs = held | self.results([*self.forward_results, *self.backward_results])
         return {"ops": ops, "values": values, "outputs": sorted(outputs)}
 
 
