@@ -96,9 +96,8 @@ fn memory(cx: &MemoryCx) -> Footprint {
 }
 
 /// sum + A'·B', where `'` transposes if the attribute says so, in the type of the sum. A and B are matrices of one type,
-/// as wide as the sum's or narrower: then they are widened, so that their product is in the type of the sum, too. Where a
-/// library multiplies narrow matrices into a wide sum (float32 on a CUDA device), what the memory rule counts for that is
-/// an upper bound.
+/// as wide as the sum's or narrower: then they are widened, so that their product is in the type of the sum, too, unless a
+/// library multiplies narrow matrices into a wide sum (float32 on a CUDA device).
 pub static ADD_PRODUCT: OpDef = OpDef {
     attrs: &[AttrSpec::int("transA", 0), AttrSpec::int("transB", 0)],
     ins: slots!["sum", "A", "B"],
@@ -116,7 +115,14 @@ pub static ADD_PRODUCT: OpDef = OpDef {
         }
     },
     memory: |cx| {
-        let buffers_bytes = product(cx.attrs, cx.ins).map_or(0, |(_, bytes)| bytes);
+        let wide = cx.operand(0).map(|sum| sum.dtype);
+        // A CUDA device adds products of 16-bit matrices to float32.
+        let adds_narrow = cx.device == DeviceKind::Cuda && wide == Some(DType::F32);
+        let buffers_bytes =
+            product(cx.attrs, cx.ins).map_or(0, |(plan, bytes)| match adds_narrow {
+                true => plan.temp_bytes,
+                false => bytes,
+            });
         fresh(cx)
             .with_temp(buffers_bytes)
             .in_place_operands(cx, &[0])

@@ -24,8 +24,8 @@ pub use plan::{AttentionPlan, Band, GRAD_SEGMENTS, SEGMENTS, Span, empty_is_nan,
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, Slot,
-    fresh, moves,
+    BatchAxes, Cost, CostCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass,
+    OpDef, Slot, fresh, moves,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty};
 
@@ -82,7 +82,7 @@ pub static ATTENTION: OpDef = OpDef {
         Some(plan) => priced(cx, &plan, 1, 1),
         None => moves(cx),
     },
-    memory: |cx| footprint(cx, AttentionPlan::forward(cx.attrs, cx.ins)),
+    memory: |cx| footprint(cx, AttentionPlan::forward(cx.attrs, cx.ins), [3, SEGMENTS]),
     ..ours(
         "Attention",
         OpClass::Attention,
@@ -117,7 +117,13 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         }
         None => moves(cx),
     },
-    memory: |cx| footprint(cx, AttentionPlan::backward(cx.attrs, cx.ins)),
+    memory: |cx| {
+        footprint(
+            cx,
+            AttentionPlan::backward(cx.attrs, cx.ins),
+            [4, GRAD_SEGMENTS],
+        )
+    },
     ..our_mixed("AttentionGrad", body::backward)
 };
 
@@ -129,8 +135,21 @@ fn priced(cx: &CostCx, plan: &AttentionPlan, sized: u64, valued: u64) -> Cost {
     cx.work(pairs.saturating_mul(each))
 }
 
-fn footprint(cx: &MemoryCx, plan: Option<AttentionPlan>) -> Footprint {
-    fresh(cx).with_temp(plan.map_or(0, |p| p.workspace_bytes()))
+/// The workspace, and on a CUDA device −∞ where a mask needs it.
+fn footprint(
+    cx: &MemoryCx,
+    plan: Option<AttentionPlan>,
+    [bias, segments]: [usize; 2],
+) -> Footprint {
+    let is_mask = cx.operand(bias).is_some_and(|b| b.dtype == DType::Bool);
+    let has_mask = is_mask || cx.operand(segments).is_some();
+    fresh(cx).with_temp(plan.map_or(0, |p| {
+        let number = match has_mask && cx.device == DeviceKind::Cuda {
+            true => p.dtype.size_bytes(),
+            false => 0,
+        };
+        p.workspace_bytes() + number
+    }))
 }
 
 /// Fails unless the sizes are equal in some run.

@@ -66,6 +66,7 @@ pub const ADAMW_8BIT_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(8),
     apply: Some(9),
     buffers: 0,
+    scalar: Some(2),
 };
 
 /// The step of [`ADAMW`], by the mean and square that codes and scales of the step before and the gradient make.
@@ -118,6 +119,7 @@ pub const MOMENT_SCALES_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(3),
     apply: Some(4),
     buffers: 0,
+    scalar: None,
 };
 
 /// The scales of this step: the largest magnitude of beta·state + (1 − beta)·g^power in each block.
@@ -153,6 +155,7 @@ pub const MOMENT_CODES_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(4),
     apply: Some(5),
     buffers: 0,
+    scalar: None,
 };
 
 /// The codes of this step: those of the numbers nearest to beta·state + (1 − beta)·g^power, divided by the scales of this
@@ -263,7 +266,9 @@ fn memory(
         _ => wide_bytes * table_numbers,
     };
     let each = bytes + wide_bytes * numbers;
-    fresh(cx).with_temp(each * at_once + tables_bytes + copied_gradient_bytes(cx, slots))
+    let factors_bytes = slots.factor_bytes(cx);
+    fresh(cx)
+        .with_temp(each * at_once + tables_bytes + copied_gradient_bytes(cx, slots) + factors_bytes)
 }
 
 /// Checks codes and scales of the state of a gradient, which are operands in these slots.

@@ -10,8 +10,8 @@ use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::{count, view_strides};
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, DataSizes, Footprint, Grad, Indices, InferCx, MemoryCx, OpClass, OpDef,
-    Place, Sized, Slot, fresh, moves,
+    BatchAxes, BodyCx, DataSizes, DeviceKind, Footprint, Grad, Indices, InferCx, MemoryCx, OpClass,
+    OpDef, Place, Sized, Slot, fresh, moves,
 };
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
@@ -49,11 +49,44 @@ pub fn with_temp(cx: &MemoryCx, temp_bytes: u64) -> Footprint {
     }
 }
 
-/// libtorch gathers, scatters and adds 16-bit numbers at indices in a float32 copy of the result.
-pub fn widened_bytes(result: &Sized) -> u64 {
-    match result.dtype {
-        DType::F16 | DType::BF16 => 4 * result.elements(),
+/// libtorch gathers, scatters and adds 16-bit numbers at indices in a float32 copy of the result, on a CPU.
+pub fn widened_bytes(device: DeviceKind, result: &Sized) -> u64 {
+    match (device, result.dtype) {
+        (DeviceKind::Cpu, DType::F16 | DType::BF16) => 4 * result.elements(),
         _ => 0,
+    }
+}
+
+/// Bytes that `aten::_index_put_impl_` takes on a CUDA device to write row-major values at `n` of `places` places: it sorts
+/// them. The library that sorts takes blocks of a size that depends on the device; this is that of compute capability 9.
+pub fn sorted_put_bytes(n: i64, places: i64) -> u64 {
+    const IN_ONE_BLOCK: u64 = 2304;
+    const BLOCK: u64 = 4608;
+    const ALIGNMENT: u64 = 256;
+    let Some(n) = u64::try_from(n).ok().filter(|n| *n > 0) else {
+        return 0;
+    };
+    // The places as one number each, sorted, and the order before and after.
+    let own = 4 * n * DType::I64.size_bytes();
+    if n <= IN_ONE_BLOCK {
+        return own + 1;
+    }
+    let bits = i64::BITS - (places - 1).max(1).leading_zeros();
+    let passes = u64::from(bits.div_ceil(8));
+    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
+    let between = match passes {
+        1 => 0,
+        _ => 2 * aligned(n * DType::I64.size_bytes()),
+    };
+    let counts = 256 * 8 * passes + 256 * 4 * n.div_ceil(BLOCK);
+    own + between + counts + 2 * ALIGNMENT - 1
+}
+
+/// Bytes of a row-major copy of `x`; 0 if it is row-major.
+pub fn row_major_bytes(x: &Sized) -> u64 {
+    match x.is_contiguous() {
+        true => 0,
+        false => x.bytes(),
     }
 }
 
@@ -169,7 +202,7 @@ pub static GATHER_ELEMENTS: OpDef = OpDef {
     }),
     memory: |cx| {
         let indices = cx.operand(1).map_or(0, index_bytes);
-        fresh(cx).with_temp(indices + widened_bytes(&cx.outs[0]))
+        fresh(cx).with_temp(indices + widened_bytes(cx.device, &cx.outs[0]))
     },
     ..standard(
         "GatherElements",
@@ -311,8 +344,15 @@ pub static GATHER_GRAD: OpDef = OpDef {
         let mut dims = dy.dims[..axis].to_vec();
         dims.push(rows);
         dims.extend_from_slice(&dy.dims[axis + indices.dims.len()..]);
+        let beside = match cx.device {
+            DeviceKind::Cpu => copy_bytes(dy, &dims),
+            DeviceKind::Cuda => {
+                let places = count(&cx.outs[0].dims[..=axis]);
+                row_major_bytes(dy) + sorted_put_bytes(rows, places)
+            }
+        };
         fresh(cx)
-            .with_temp(index_bytes(indices) + copy_bytes(dy, &dims))
+            .with_temp(index_bytes(indices) + beside)
             .in_place_operands(cx, &[3])
     },
     ..our_mixed("GatherGrad", gather_grad_body)

@@ -6,7 +6,7 @@ use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::expand_strides;
 use ckpt_ir::op::{
-    BodyCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh, operand,
+    BodyCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh, operand,
 };
 use ckpt_ir::{AttrSpec, Attrs, Same, Ty, ValueId};
 
@@ -129,8 +129,15 @@ fn solve_memory(cx: &MemoryCx) -> Footprint {
     if computed != a.dtype {
         elements += out.elements();
     }
+    let batch: i64 = out.dims[..out.dims.len() - 2].iter().product();
+    // A CUDA device solves small systems together, and takes their addresses.
+    let is_together = batch > 8 || a.dims[a.dims.len() - 1] < 64;
+    let addresses = match cx.device == DeviceKind::Cuda && is_together && out.elements() > 0 {
+        true => 16 * batch as u64,
+        false => 0,
+    };
     fresh(cx)
-        .with_temp(elements * computed.size_bytes())
+        .with_temp(elements * computed.size_bytes() + addresses)
         .in_place_operands(cx, &[1])
 }
 

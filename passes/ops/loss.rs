@@ -565,7 +565,7 @@ pub static NEGATIVE_LOG_LIKELIHOOD_LOSS_GRAD: OpDef = OpDef {
             Some((x, labels)) => {
                 let own = labels.elements() * compute_type(x.dtype).size_bytes();
                 let factors = labels.elements() * x.dtype.size_bytes();
-                factors + own.max(widened_bytes(&cx.outs[0]))
+                factors + own.max(widened_bytes(cx.device, &cx.outs[0]))
             }
             None => 0,
         };

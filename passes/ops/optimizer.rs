@@ -82,7 +82,12 @@ pub struct UpdateSlots {
     pub apply: Option<usize>,
     /// Blocks that the formula needs where it may not write over the blocks of its operands.
     pub buffers: u64,
+    /// A scalar that factors of the formula are computed from, where it is given: on a CUDA device, in [`FACTOR_NUMBERS`] numbers.
+    pub scalar: Option<usize>,
 }
+
+/// Numbers of 8 bytes in which a kernel computes factors on a CUDA device, so that the host does not wait for it.
+pub const FACTOR_NUMBERS: i64 = 16;
 
 impl UpdateSlots {
     /// Returns how many blocks of the compute type a kernel takes. Which operands those widen, see [`UpdateSlots::widens`].
@@ -101,6 +106,16 @@ impl UpdateSlots {
         own + u64::from(copies_gradient)
             + u64::from(is_given(self.apply) && cx.device == DeviceKind::Cuda)
     }
+
+    /// Returns the bytes of the numbers in which factors are computed.
+    pub fn factor_bytes(&self, cx: &MemoryCx) -> u64 {
+        let given = [self.grad_scale, self.scalar].into_iter().flatten();
+        let given = given.filter(|slot| cx.operand(*slot).is_some()).count() as u64;
+        match cx.device {
+            DeviceKind::Cpu => 0,
+            DeviceKind::Cuda => given * FACTOR_NUMBERS as u64 * 8,
+        }
+    }
 }
 
 /// Slots of [`SGD`].
@@ -110,6 +125,7 @@ pub const SGD_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(4),
     apply: Some(5),
     buffers: 0,
+    scalar: Some(2),
 };
 
 /// p − lr·(g + weight_decay·p + momentum·buffer): the buffer is given for Nesterov's form only; without, `gradient` is
@@ -140,6 +156,7 @@ pub const MOMENTUM_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(4),
     apply: Some(5),
     buffers: 0,
+    scalar: Some(3),
 };
 
 /// momentum·buffer + (1 − dampening)·(g + weight_decay·p), from a buffer of zeros. In step 1, if `step` is given, nothing
@@ -180,6 +197,7 @@ pub const ADAM_STATE_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(2),
     apply: Some(3),
     buffers: 0,
+    scalar: None,
 };
 
 /// mean + (1 − beta)·(g − mean).
@@ -222,6 +240,7 @@ pub const ADAMW_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: None,
     apply: Some(5),
     buffers: 1,
+    scalar: Some(3),
 };
 
 /// p·(1 − lr·weight_decay) − lr/(1 − beta1^step) · mean / (√square / √(1 − beta2^step) + eps), of the mean and square of
@@ -251,6 +270,7 @@ pub const LION_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: Some(4),
     apply: Some(5),
     buffers: 1,
+    scalar: Some(3),
 };
 
 /// p·(1 − lr·weight_decay) − lr·sign(beta1·mean + (1 − beta1)·g), of the mean before this step (Chen et al., arXiv
@@ -286,6 +306,7 @@ pub const ADD_GRADIENT_SLOTS: UpdateSlots = UpdateSlots {
     grad_scale: None,
     apply: None,
     buffers: 0,
+    scalar: None,
 };
 
 /// sum + g; g where `restart` is true.
@@ -556,6 +577,9 @@ fn memory(cx: &MemoryCx, slots: &UpdateSlots) -> Footprint {
     let is_flat = tensors.iter().all(|x| x.is_contiguous());
     let block = block_elements(cx.device, &old.dims, is_flat) as u64;
     fresh(cx)
-        .with_temp(slots.blocks(cx) * block * compute_type(old.dtype).size_bytes())
+        .with_temp(
+            slots.blocks(cx) * block * compute_type(old.dtype).size_bytes()
+                + slots.factor_bytes(cx),
+        )
         .in_place_operands(cx, &[0])
 }

@@ -7,8 +7,8 @@ use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, Cost, CostCx, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass, OpDef, OpRef,
-    Sized, Slot, fresh,
+    BatchAxes, Cost, CostCx, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpClass,
+    OpDef, OpRef, Sized, Slot, fresh,
 };
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Emit, Same, Ty, ValueId};
 
@@ -268,24 +268,45 @@ fn sum_memory(cx: &MemoryCx) -> Footprint {
     let Some(x) = &cx.ins[0] else {
         return fresh(cx);
     };
+    let axes = reduced_axes(cx, x);
+    fresh(cx).with_temp(wide_sum_bytes(cx.device, x, &axes, cx.outs[0].elements()))
+}
+
+fn reduced_axes(cx: &MemoryCx, x: &Sized) -> Vec<usize> {
     let reduced = match cx.attrs.int("noop_with_empty_axes") {
         0 => (0..x.dims.len()).collect(),
         _ => Vec::new(),
     };
     let rank = x.dims.len().max(1) as i64;
-    let axes: Vec<usize> = match cx.ins.get(1) {
+    match cx.ins.get(1) {
         Some(Some(axes)) if axes.dims != [0] => {
             let given = axes.ints.iter().flatten();
-            given.map(|a| a.rem_euclid(rank) as usize).collect()
+            let mut axes: Vec<usize> = given.map(|a| a.rem_euclid(rank) as usize).collect();
+            axes.sort_unstable();
+            axes
         }
         _ => reduced,
-    };
-    fresh(cx).with_temp(wide_sum_bytes(x, &axes, cx.outs[0].elements()))
+    }
 }
 
-/// `aten::sum` on the CPU takes a float32 copy of 16-bit operands, and a float32 result, where the reduced axes do not
-/// lie in memory like one axis.
-pub fn wide_sum_bytes(x: &Sized, axes: &[usize], result: u64) -> u64 {
+/// Returns whether the sum is one of columns of a row-major matrix, which a CUDA device computes as a product with ones:
+/// libtorch's own kernel takes several times the bytes of the operand.
+pub fn is_product_with_ones(x: &Sized, axes: &[usize]) -> bool {
+    let rows: i64 = x.dims[..axes.len()].iter().product();
+    let columns: i64 = x.dims[axes.len()..].iter().product();
+    let is_leading = axes.iter().enumerate().all(|(i, axis)| i == *axis);
+    is_leading && x.dtype.is_float() && x.is_contiguous() && rows > 1 && columns > 1
+}
+
+/// What a sum takes. `aten::sum` on the CPU takes a float32 copy of 16-bit operands, and a float32 result, where the reduced axes
+/// do not lie in memory like one axis.
+pub fn wide_sum_bytes(device: DeviceKind, x: &Sized, axes: &[usize], result: u64) -> u64 {
+    if device == DeviceKind::Cuda {
+        return match is_product_with_ones(x, axes) {
+            true => x.bytes() / result.max(1),
+            false => 0,
+        };
+    }
     if !matches!(x.dtype, DType::F16 | DType::BF16) || x.dims.contains(&0) {
         return 0;
     }
@@ -307,7 +328,9 @@ pub fn wide_sum_bytes(x: &Sized, axes: &[usize], result: u64) -> u64 {
 
 /// `aten::mean` on the CPU converts 16-bit operands to float32 and divides the sum in float32.
 fn mean_memory(cx: &MemoryCx) -> Footprint {
-    let narrow = cx.outs[0].dtype.is_float() && cx.outs[0].dtype.size_bytes() == 2;
+    let narrow = cx.outs[0].dtype.is_float()
+        && cx.outs[0].dtype.size_bytes() == 2
+        && cx.device == DeviceKind::Cpu;
     let elements = cx.elements(0) + cx.outs[0].elements();
     fresh(cx).with_temp(if narrow { 4 * elements } else { 0 })
 }
@@ -470,7 +493,8 @@ pub static REDUCE_LOG_SUM_EXP: OpDef = OpDef {
     },
     memory: |cx| {
         // 16-bit sums pass through one more.
-        let sums = 1 + u64::from(cx.outs[0].dtype.size_bytes() == 2);
+        let is_wide = cx.outs[0].dtype.size_bytes() == 2 && cx.device == DeviceKind::Cpu;
+        let sums = 1 + u64::from(is_wide);
         fresh(cx).with_temp(cx.bytes(0) + sums * cx.outs[0].bytes())
     },
     ..reduction(

@@ -4,13 +4,16 @@
 //! the reduction is `none`, ONNX does not say which one stays, and the gradient is not defined.
 
 use super::index::{
-    by_position, copy_bytes, index_bytes, named_axes, tuple_bytes, want_index, widened_bytes,
+    by_position, copy_bytes, index_bytes, named_axes, row_major_bytes, sorted_put_bytes,
+    tuple_bytes, want_index, widened_bytes,
 };
 use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::layout::count;
-use ckpt_ir::op::{BatchAxes, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, fresh};
+use ckpt_ir::op::{
+    BatchAxes, DeviceKind, Grad, GradCx, Indices, InferCx, OpClass, OpDef, OpRef, fresh,
+};
 use ckpt_ir::typing::MAX_KNOWN_ELEMENTS;
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
@@ -50,7 +53,17 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
     }),
     memory: |cx| match cx.ins.get(1) {
         Some(Some(indices)) => {
-            fresh(cx).with_temp(index_bytes(indices) + widened_bytes(&cx.outs[0]))
+            let is_sorted = matches!(cx.attrs.str("reduction"), "none" | "add");
+            let beside = match (cx.device, cx.operand(2)) {
+                (DeviceKind::Cuda, Some(updates)) if is_sorted => {
+                    let longest = indices.dims.iter().max().copied().unwrap_or(1) as u64;
+                    let n = count(&indices.dims);
+                    let put = sorted_put_bytes(n, count(&cx.outs[0].dims));
+                    row_major_bytes(updates) + put.max(longest * DType::I64.size_bytes())
+                }
+                _ => widened_bytes(cx.device, &cx.outs[0]),
+            };
+            fresh(cx).with_temp(index_bytes(indices) + beside)
         }
         _ => fresh(cx),
     },
@@ -98,11 +111,18 @@ pub static SCATTER_ND: OpDef = OpDef {
         };
         let slice = by_position(x, indices, 0)[1];
         let tuples = count(&indices.dims[..indices.dims.len().saturating_sub(1)]);
-        let wide = match cx.attrs.str("reduction") {
-            "none" => 0,
-            _ => widened_bytes(&cx.outs[0]),
+        let is_sorted = cx.device == DeviceKind::Cuda;
+        let (wide, copied) = match cx.attrs.str("reduction") {
+            "none" | "add" if is_sorted => {
+                let places = by_position(x, indices, 0)[0];
+                (sorted_put_bytes(tuples, places), row_major_bytes(updates))
+            }
+            "none" => (0, copy_bytes(updates, &[tuples, slice])),
+            _ => (
+                widened_bytes(cx.device, &cx.outs[0]),
+                copy_bytes(updates, &[tuples, slice]),
+            ),
         };
-        let copied = copy_bytes(updates, &[tuples, slice]);
         // One component of the tuples is gone by the time the updates are written.
         let positions = tuples as u64 * DType::I64.size_bytes();
         fresh(cx).with_temp(copied + tuple_bytes(indices).max(positions + wide))

@@ -5,7 +5,9 @@ use super::reduce::sum_kept;
 use super::rule::*;
 use ckpt_ir::AttrSpec;
 use ckpt_ir::error::Result;
-use ckpt_ir::op::{BatchAxes, BodyCx, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef};
+use ckpt_ir::op::{
+    BatchAxes, BodyCx, DeviceKind, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef,
+};
 
 /// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&SOFTMAX, &SOFTMAX_GRAD, &LOG_SOFTMAX, &LOG_SOFTMAX_GRAD];
@@ -68,11 +70,21 @@ pub static SOFTMAX: OpDef = OpDef {
 };
 
 /// dx = y·(dy − Σ dy·y) along the axis; `aten::_softmax_backward_data`.
-pub static SOFTMAX_GRAD: OpDef = along_axis_grad("SoftmaxGrad", |cx| {
-    let (axis, [y, dy]) = (axis_of(cx), wide(cx)?);
-    let sum = sum_kept(cx.b, y * dy, &[axis])?;
-    narrow(cx, y * (dy - sum))
-});
+pub static SOFTMAX_GRAD: OpDef = OpDef {
+    memory: |cx| {
+        let mut taken = memory(cx);
+        if cx.device == DeviceKind::Cuda {
+            // dy·y.
+            taken.temp_bytes += cx.outs[0].bytes();
+        }
+        taken
+    },
+    ..along_axis_grad("SoftmaxGrad", |cx| {
+        let (axis, [y, dy]) = (axis_of(cx), wide(cx)?);
+        let sum = sum_kept(cx.b, y * dy, &[axis])?;
+        narrow(cx, y * (dy - sum))
+    })
+};
 
 /// `aten::_log_softmax`.
 pub static LOG_SOFTMAX: OpDef = along_axis(

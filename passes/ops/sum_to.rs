@@ -29,7 +29,7 @@ pub static SUM_TO_SHAPE: OpDef = OpDef {
         let axes: Vec<usize> = (0..x.dims.len())
             .filter(|i| *i < lead || (target[i - lead] == 1 && x.dims[*i] != 1))
             .collect();
-        fresh(cx).with_temp(wide_sum_bytes(x, &axes, cx.outs[0].elements()))
+        fresh(cx).with_temp(wide_sum_bytes(cx.device, x, &axes, cx.outs[0].elements()))
     },
     ..ours(
         "SumToShape",

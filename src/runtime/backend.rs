@@ -98,8 +98,9 @@ pub trait Backend: Sync {
         false
     }
 
-    /// Returns whether libtorch's `index_add_` makes the host wait for the device.
-    fn index_add_waits(&self) -> bool {
+    /// Returns whether libtorch sorts indices to write in their order. Its `index_add_` and `scatter_` then also copy what is
+    /// written, and make the host wait for the device.
+    fn sorts_indices(&self) -> bool {
         !self.is_host()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The host must not wait for the device during a captured step. So a kernel that checks indices defers the check: it records
 //! their smallest and largest, and continues in a way that is safe for any index. A captured step writes these numbers to one
-//! tensor, which the host reads after each replay.
+//! tensor, which the host reads after each replay. The tensor is there before the step, whose memory it does not change.
 
 use super::convert::tch_error;
 use ckpt_passes::{Error, Result};
@@ -18,6 +18,8 @@ pub struct DeferredChecks {
     /// The position in the order of the node that runs.
     pub at: Cell<usize>,
     pending: RefCell<Pending>,
+    /// Two int64 numbers for each check.
+    room: Option<Tensor>,
 }
 
 #[derive(Default)]
@@ -34,12 +36,45 @@ pub struct CheckResults {
 }
 
 impl DeferredChecks {
+    /// Makes checks whose numbers are written to a tensor of [`DeferredChecks::room`], as far as it reaches.
+    pub fn in_room(room: Option<&Tensor>) -> DeferredChecks {
+        DeferredChecks {
+            room: room.map(Tensor::shallow_clone),
+            ..DeferredChecks::default()
+        }
+    }
+
+    /// Returns a tensor for the numbers of so many checks.
+    ///
+    /// # Errors
+    /// The device has no memory for it.
+    pub fn room(checks: usize, device: Device) -> Result<Tensor> {
+        let made = Tensor::f_zeros([checks as i64, 2], (Kind::Int64, device));
+        made.map_err(|e| tch_error(&e))
+    }
+
+    /// Returns places for the numbers of the next check.
+    fn places(&self) -> Option<[Tensor; 2]> {
+        let (room, next) = (
+            self.room.as_ref()?,
+            self.pending.borrow().checks.len() as i64,
+        );
+        let row = (next < room.size()[0]).then(|| room.select(0, next))?;
+        Some([row.select(0, 0), row.select(0, 1)])
+    }
+
     /// Defers a check of the smallest and the largest of some int64 numbers, at least one.
     ///
     /// # Errors
     /// The device fails.
     pub fn defer(&self, numbers: &Tensor, check: Check) -> Result<()> {
-        let (low, high) = (numbers.f_min(), numbers.f_max());
+        let (low, high) = match self.places() {
+            Some([low, high]) => (
+                numbers.f_min_unary_out(&low),
+                numbers.f_max_unary_out(&high),
+            ),
+            None => (numbers.f_min(), numbers.f_max()),
+        };
         let mut pending = self.pending.borrow_mut();
         pending.numbers.push(low.map_err(|e| tch_error(&e))?);
         pending.numbers.push(high.map_err(|e| tch_error(&e))?);
@@ -53,9 +88,12 @@ impl DeferredChecks {
     /// The device fails.
     pub fn results(self) -> Result<CheckResults> {
         let Pending { checks, numbers } = self.pending.into_inner();
-        let numbers = match numbers.is_empty() {
-            true => None,
-            false => Some(Tensor::f_stack(&numbers, 0).map_err(|e| tch_error(&e))?),
+        let numbers = match &self.room {
+            _ if numbers.is_empty() => None,
+            Some(room) if checks.len() as i64 <= room.size()[0] => {
+                Some(room.narrow(0, 0, checks.len() as i64).view(-1))
+            }
+            _ => Some(Tensor::f_stack(&numbers, 0).map_err(|e| tch_error(&e))?),
         };
         Ok(CheckResults { checks, numbers })
     }

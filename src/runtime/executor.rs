@@ -582,6 +582,10 @@ impl<'g> Program<'g> {
         values.train_state.own_weights(weights, self.place)?;
         if let Some(specialization) = specialization.filter(|_| mode != StepMode::Plain) {
             self.fix_draws(specialization, inputs, values)?;
+            if values.check_room.is_none() {
+                let device = device::of(self.place).device();
+                values.check_room = Some(DeferredChecks::room(self.steps.len(), device)?);
+            }
         }
         device::of(self.place).synchronize()?;
         device::of(self.place).reset_peak()?;
@@ -649,7 +653,7 @@ impl<'g> Program<'g> {
             return Ok((self.steps_of(plan, values, None, watch)?, None, false));
         };
         if mode == StepMode::WarmUp {
-            let deferred = DeferredChecks::default();
+            let deferred = DeferredChecks::in_room(values.check_room.as_ref());
             let stats = self.steps_of(Some(specialization), values, Some(&deferred), watch)?;
             captures.set_warm(specialization);
             return Ok((stats, Some(deferred.results()?), false));
@@ -754,7 +758,7 @@ impl<'g> Program<'g> {
     ) -> Result<CapturedStep> {
         let mut made = None;
         let recording = recorder.capture(&mut || {
-            let deferred = DeferredChecks::default();
+            let deferred = DeferredChecks::in_room(values.check_room.as_ref());
             let stats =
                 self.steps_of(Some(specialization), values, Some(&deferred), &mut |_| {
                     Ok(())
@@ -786,7 +790,7 @@ impl<'g> Program<'g> {
         recorded: &CapturedStep,
     ) -> Result<()> {
         recorded.recording.replay(&mut || {
-            let deferred = DeferredChecks::default();
+            let deferred = DeferredChecks::in_room(values.check_room.as_ref());
             self.steps_of(Some(specialization), values, Some(&deferred), &mut |_| {
                 Ok(())
             })?;

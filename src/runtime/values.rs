@@ -44,6 +44,8 @@ pub(super) struct Values {
     pub train_state: TrainState,
     /// What the host sends to the device, for a step that is captured.
     pub uploads: Option<Uploads>,
+    /// For the numbers of deferred checks.
+    pub check_room: Option<Tensor>,
     /// What random nodes draw by in a step that is captured.
     pub fixed_draws: Option<Rc<FixedDraws>>,
 }
@@ -62,6 +64,7 @@ impl Values {
             overlap_transfers: true,
             train_state: TrainState::new(graph),
             uploads: None,
+            check_room: None,
             fixed_draws: None,
         }
     }
@@ -90,7 +93,8 @@ impl Values {
     /// Returns the tensors that stay on the device for the sake of a capture, beside parameters and inputs.
     pub fn staying(&self) -> impl Iterator<Item = &Tensor> {
         let keys = self.fixed_draws.iter().map(|fixed| fixed.words());
-        self.uploads.iter().flat_map(Uploads::tensors).chain(keys)
+        let uploads = self.uploads.iter().flat_map(Uploads::tensors);
+        uploads.chain(keys).chain(&self.check_room)
     }
 
     /// Waits until a value is there that a transfer or a gather brings.

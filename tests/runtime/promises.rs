@@ -257,6 +257,27 @@ fn every_row_alone() {
     none_broken(broken);
 }
 
+/// A recipe of 25 times the rows and columns; `None` where it takes something else than matrices.
+pub fn of_larger_matrices(recipe: &recipes::Recipe) -> Option<recipes::Recipe> {
+    let larger = |operand: &In| -> Option<In> {
+        let dims: fn(&'static [i64]) -> Option<&'static [i64]> = |dims| {
+            let sizes = dims.iter().map(|d| if *d > 1 { d * 25 } else { *d });
+            (dims.len() <= 2).then(|| &*Vec::leak(sizes.collect()))
+        };
+        Some(match *operand {
+            In::Real(of) => In::Real(dims(of)?),
+            In::Positive(of) => In::Positive(dims(of)?),
+            In::Large(of) => In::Large(dims(of)?),
+            In::Truth(of) => In::Truth(dims(of)?),
+            In::Not | In::Scalar(_) => *operand,
+            _ => return None,
+        })
+    };
+    let ins: Vec<In> = recipe.ins.iter().map(larger).collect::<Option<_>>()?;
+    let ins: &'static [In] = ins.leak();
+    Some(recipes::Recipe { ins, ..*recipe })
+}
+
 /// Matrices of several thousand elements. libtorch copies and transposes those by other code than small ones.
 #[test]
 fn every_row_of_matrices_with_large_ones() {
@@ -265,25 +286,9 @@ fn every_row_of_matrices_with_large_ones() {
     let mut broken = BTreeSet::new();
     let mut tried = BTreeSet::new();
     for recipe in recipes::ALL {
-        let larger = |operand: &In| -> Option<In> {
-            let dims: fn(&'static [i64]) -> Option<&'static [i64]> = |dims| {
-                let sizes = dims.iter().map(|d| if *d > 1 { d * 25 } else { *d });
-                (dims.len() <= 2).then(|| &*Vec::leak(sizes.collect()))
-            };
-            Some(match *operand {
-                In::Real(of) => In::Real(dims(of)?),
-                In::Positive(of) => In::Positive(dims(of)?),
-                In::Large(of) => In::Large(dims(of)?),
-                In::Truth(of) => In::Truth(dims(of)?),
-                In::Not | In::Scalar(_) => *operand,
-                _ => return None,
-            })
-        };
-        let Some(ins) = recipe.ins.iter().map(larger).collect::<Option<Vec<In>>>() else {
+        let Some(recipe) = of_larger_matrices(recipe) else {
             continue;
         };
-        let ins: &'static [In] = ins.leak();
-        let recipe = recipes::Recipe { ins, ..*recipe };
         for dtype in [DType::F32, DType::BF16] {
             // An attribute may hold a size.
             let Ok(model) = single(&recipe, dtype, &mut r) else {
@@ -418,7 +423,7 @@ fn products_added_to_sums() {
     none_broken(broken);
 }
 
-type Call = (
+pub type Call = (
     &'static str,
     usize,
     &'static [In],
@@ -427,7 +432,8 @@ type Call = (
 
 const WIDE: In = In::Real(&[3, 200, 256]);
 const ROW: In = In::Real(&[256]);
-const LARGE: &[Call] = &[
+/// Calls of several thousand elements, and sums of several blocks.
+pub const LARGE: &[Call] = &[
     (
         "GatherGrad",
         1,

@@ -201,11 +201,7 @@ fn backward_tile(
     };
     let slopes = seen_as(&work.part_of_block(slopes), &p.size());
     product(&slopes, &dy, &x.v.transpose(1, 2), 1.0, false)?;
-    // p·(slopes − Σ p·slopes), in place.
-    write(
-        "aten::_softmax_backward_data.out",
-        args![&slopes, &p, -1, work.kind, &slopes],
-    )?;
+    work.softmax_grad(&p, &slopes)?;
     if let Some(dbias) = &into.dbias {
         add_summed(work, &slopes, &p, tile, dbias)?;
     }

@@ -58,7 +58,7 @@ pub fn put(out: &Tensor, at: &Tensor, values: &Tensor, add: bool) -> Result<()> 
 }
 
 /// As [`put`], for places along one axis.
-fn put_along(out: &Tensor, axis: usize, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
+pub fn put_along(out: &Tensor, axis: usize, at: &Tensor, values: &Tensor, add: bool) -> Result<()> {
     let mut places = vec![None; axis];
     places.push(Some(at));
     write(
@@ -122,7 +122,7 @@ fn gather_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     if is_narrow(out.kind()) && axis + 1 == size.len() {
         (lines, dy) = (lines.unsqueeze(-1), dy.unsqueeze(-1));
     }
-    if cx.deferred.is_some() && backend(&out).index_add_waits() {
+    if backend(&out).sorts_indices() {
         put_along(&lines, axis + 1, &at, &dy, true)?;
         return Ok(vec![out]);
     }

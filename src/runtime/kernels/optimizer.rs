@@ -4,6 +4,7 @@ use super::context::*;
 use ckpt_passes::analysis::fused_updates::UpdateFormula;
 use ckpt_passes::ir::op::DeviceKind;
 use ckpt_passes::ops::optimizer::*;
+use std::cell::Cell;
 
 use Factor::{Here, There};
 
@@ -32,30 +33,85 @@ pub(super) enum Factor {
 
 /// Returns whether learning rate and step number stay on the device. On a device they always do, so that captured and other
 /// steps compute the same bits.
-fn leaves_numbers(cx: &KernelCx) -> Result<bool> {
-    Ok(cx.deferred.is_some() || !backend(cx.x(0)?).is_host())
+fn leaves_numbers(cx: &KernelCx) -> bool {
+    cx.deferred.is_some() || cx.device == DeviceKind::Cuda
 }
 
-/// Returns an operand of one element in float64, at its place.
-fn number(cx: &KernelCx, slot: usize) -> Result<Tensor> {
-    let x = call("aten::reshape", args![cx.x(slot)?, Arg::Ints(&[])])?;
-    x.f_to_kind(Kind::Double).map_err(|e| tch_error(&e))
+/// Numbers on the device from which factors are computed, in one block of memory.
+struct Numbers {
+    room: Tensor,
+    taken: Cell<i64>,
+    /// The type of factors: the compute type, and float32 for codes.
+    kind: Kind,
 }
 
-fn times(x: &Tensor, by: f64) -> Result<Tensor> {
-    call("aten::mul.Scalar", args![x, by])
-}
+impl Numbers {
+    fn new(cx: &KernelCx) -> Result<Numbers> {
+        let x = cx.x(0)?;
+        let own = Some(x.kind()).filter(|kind| is_float(*kind));
+        Ok(Numbers {
+            room: empty(&[FACTOR_NUMBERS], Kind::Double, x.device())?,
+            taken: Cell::new(0),
+            kind: own.map_or(Kind::Float, compute_kind),
+        })
+    }
 
-/// Returns 1 − x.
-fn rest(x: &Tensor) -> Result<Tensor> {
-    call("aten::rsub.Scalar", args![x, 1.0, 1])
-}
+    /// Returns a scalar of the block that is not in use.
+    fn free(&self, kind: Kind) -> Result<Tensor> {
+        let at = self.taken.replace(self.taken.get() + 1);
+        let bytes = narrow(&self.room, 0, at, 1)?;
+        let seen = call("aten::view.dtype", args![&bytes, kind])?;
+        call("aten::select.int", args![&seen, 0, 0])
+    }
 
-/// Converts a number to a factor on the device, in the compute type; in float32 for codes.
-fn there(cx: &KernelCx, x: &Tensor) -> Result<Factor> {
-    let own = Some(cx.x(0)?.kind()).filter(|kind| is_float(*kind));
-    let x = x.f_to_kind(own.map_or(Kind::Float, compute_kind));
-    Ok(There(x.map_err(|e| tch_error(&e))?))
+    /// Returns what an operator writes to its last argument, in float64.
+    fn by(&self, name: &str, args: &[Arg]) -> Result<Tensor> {
+        let out = self.free(Kind::Double)?;
+        write_with(name, args, &[], &out)?;
+        Ok(out)
+    }
+
+    /// Returns an operand of one element in float64.
+    fn operand(&self, cx: &KernelCx, slot: usize) -> Result<Tensor> {
+        self.copy(&call("aten::reshape", args![cx.x(slot)?, Arg::Ints(&[])])?)
+    }
+
+    fn copy(&self, x: &Tensor) -> Result<Tensor> {
+        let copy = self.free(Kind::Double)?;
+        copy_into(&copy, x)?;
+        Ok(copy)
+    }
+
+    // libtorch's forms with a number make a tensor of it.
+    fn times(&self, x: &Tensor, by: f64) -> Result<Tensor> {
+        let product = self.copy(x)?;
+        mul_into(&product, &scalar(Kind::Double, by)?)?;
+        Ok(product)
+    }
+
+    /// Returns 1 − x.
+    fn rest(&self, x: &Tensor) -> Result<Tensor> {
+        let rest = self.times(x, -1.0)?;
+        add_into(&rest, &scalar(Kind::Double, 1.0)?)?;
+        Ok(rest)
+    }
+
+    fn power(&self, base: f64, exponent: &Tensor) -> Result<Tensor> {
+        let power = self.free(Kind::Double)?;
+        fill(&power, &scalar(Kind::Double, base)?)?;
+        write("aten::pow_.Tensor", args![&power, exponent])?;
+        Ok(power)
+    }
+
+    /// Returns a number as a factor.
+    fn factor(&self, x: &Tensor) -> Result<Factor> {
+        if x.kind() == self.kind {
+            return Ok(There(x.shallow_clone()));
+        }
+        let factor = self.free(self.kind)?;
+        copy_into(&factor, x)?;
+        Ok(There(factor))
+    }
 }
 
 fn learning_rate(cx: &KernelCx, slot: usize) -> Result<f64> {
@@ -90,20 +146,21 @@ fn check_step(cx: &KernelCx, slot: usize) -> Result<()> {
 }
 
 /// Returns the step number at its place, checked.
-fn step_there(cx: &KernelCx, slot: usize) -> Result<Tensor> {
+fn step_there(cx: &KernelCx, numbers: &Numbers, slot: usize) -> Result<Tensor> {
     check_step(cx, slot)?;
-    number(cx, slot)
+    numbers.operand(cx, slot)
 }
 
 fn sgd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (momentum, decay) = (attr(cx, MOMENTUM_FACTOR), attr(cx, WEIGHT_DECAY));
-    let (keep, down, along) = match leaves_numbers(cx)? {
+    let (keep, down, along) = match leaves_numbers(cx) {
         true => {
-            let lr = number(cx, 2)?;
+            let numbers = Numbers::new(cx)?;
+            let lr = numbers.operand(cx, 2)?;
             (
-                there(cx, &rest(&times(&lr, decay)?)?)?,
-                there(cx, &times(&lr, -1.0)?)?,
-                there(cx, &times(&lr, -momentum)?)?,
+                numbers.factor(&numbers.rest(&numbers.times(&lr, decay)?)?)?,
+                numbers.factor(&numbers.times(&lr, -1.0)?)?,
+                numbers.factor(&numbers.times(&lr, -momentum)?)?,
             )
         }
         false => {
@@ -124,14 +181,18 @@ fn sgd(cx: &KernelCx) -> Result<Vec<Tensor>> {
 fn momentum(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (factor, decay) = (attr(cx, MOMENTUM_FACTOR), attr(cx, WEIGHT_DECAY));
     let later = 1.0 - attr(cx, DAMPENING);
-    let (weight, decayed) = match (cx.opt(3).is_some(), leaves_numbers(cx)?) {
+    let (weight, decayed) = match (cx.opt(3).is_some(), leaves_numbers(cx)) {
         (true, true) => {
-            let step = step_there(cx, 3)?;
-            let is_first = call("aten::eq.Scalar", args![&step, 1.0])?;
-            let weight = empty(&[], Kind::Double, step.device())?;
-            write("aten::fill_.Scalar", args![&weight, later])?;
-            write("aten::masked_fill_.Scalar", args![&weight, &is_first, 1.0])?;
-            (there(cx, &weight)?, there(cx, &times(&weight, decay)?)?)
+            let numbers = Numbers::new(cx)?;
+            let step = step_there(cx, &numbers, 3)?;
+            let is_first = numbers.free(Kind::Bool)?;
+            let one = scalar(Kind::Double, 1.0)?;
+            write("aten::eq.Tensor_out", args![&step, &one, &is_first])?;
+            let weight = numbers.free(Kind::Double)?;
+            fill(&weight, &scalar(Kind::Double, later)?)?;
+            write("aten::masked_fill_.Tensor", args![&weight, &is_first, &one])?;
+            let decayed = numbers.times(&weight, decay)?;
+            (numbers.factor(&weight)?, numbers.factor(&decayed)?)
         }
         (is_given, _) => {
             let is_first = is_given && step_number(cx, 3)? == 1.0;
@@ -170,21 +231,21 @@ fn adam_square(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// the root of the square, and the share of the parameter that is kept.
 pub(super) fn adamw_numbers(cx: &KernelCx, [lr, step]: [usize; 2]) -> Result<[Factor; 3]> {
     let (beta1, beta2, decay) = (attr(cx, BETA1), attr(cx, BETA2), attr(cx, WEIGHT_DECAY));
-    if !leaves_numbers(cx)? {
+    if !leaves_numbers(cx) {
         let (lr, step) = (learning_rate(cx, lr)?, step_number(cx, step)?);
         let size = lr / (1.0 - beta1.powf(step));
         let root = (1.0 - beta2.powf(step)).sqrt();
         return Ok([Here(-size), Here(root), Here(1.0 - lr * decay)]);
     }
-    let (lr, step) = (number(cx, lr)?, step_there(cx, step)?);
-    let undone = |beta: f64| rest(&call("aten::pow.Scalar", args![beta, &step])?);
-    let mean = undone(beta1)?;
-    let size = call("aten::div.Tensor", args![&lr, &mean])?;
-    let root = call("aten::sqrt", args![&undone(beta2)?])?;
+    let numbers = Numbers::new(cx)?;
+    let (lr, step) = (numbers.operand(cx, lr)?, step_there(cx, &numbers, step)?);
+    let undone = |beta: f64| numbers.rest(&numbers.power(beta, &step)?);
+    let size = numbers.by("aten::div.out", args![&lr, &undone(beta1)?])?;
+    let root = numbers.by("aten::sqrt.out", args![&undone(beta2)?])?;
     Ok([
-        there(cx, &times(&size, -1.0)?)?,
-        there(cx, &root)?,
-        there(cx, &rest(&times(&lr, decay)?)?)?,
+        numbers.factor(&numbers.times(&size, -1.0)?)?,
+        numbers.factor(&root)?,
+        numbers.factor(&numbers.rest(&numbers.times(&lr, decay)?)?)?,
     ])
 }
 
@@ -298,11 +359,12 @@ pub(super) fn add_scaled(to: &Tensor, what: &Tensor, by: &Factor) -> Result<()> 
 
 fn lion(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (beta, decay) = (attr(cx, BETA1), attr(cx, WEIGHT_DECAY));
-    let (keep, down) = match leaves_numbers(cx)? {
+    let (keep, down) = match leaves_numbers(cx) {
         true => {
-            let lr = number(cx, 3)?;
-            let keep = there(cx, &rest(&times(&lr, decay)?)?)?;
-            (keep, there(cx, &times(&lr, -1.0)?)?)
+            let numbers = Numbers::new(cx)?;
+            let lr = numbers.operand(cx, 3)?;
+            let keep = numbers.factor(&numbers.rest(&numbers.times(&lr, decay)?)?)?;
+            (keep, numbers.factor(&numbers.times(&lr, -1.0)?)?)
         }
         false => {
             let lr = learning_rate(cx, 3)?;
@@ -376,7 +438,7 @@ impl Source {
 /// Returns the truth value that decides whether an update applies, where it is read on the device.
 pub(super) fn mask<'a>(cx: &'a KernelCx, slots: &UpdateSlots) -> Result<Option<&'a Tensor>> {
     let apply = slots.apply.and_then(|i| cx.opt(i));
-    let is_there = cx.device == DeviceKind::Cuda || leaves_numbers(cx)?;
+    let is_there = leaves_numbers(cx);
     Ok(apply.filter(|_| is_there))
 }
 
@@ -496,8 +558,11 @@ pub(super) fn scale_of_gradient(cx: &KernelCx, slots: &UpdateSlots) -> Result<Op
     let Some(slot) = slots.grad_scale.filter(|i| cx.opt(*i).is_some()) else {
         return Ok(None);
     };
-    Ok(Some(match leaves_numbers(cx)? {
-        true => there(cx, &number(cx, slot)?)?,
+    Ok(Some(match leaves_numbers(cx) {
+        true => {
+            let numbers = Numbers::new(cx)?;
+            numbers.factor(&numbers.operand(cx, slot)?)?
+        }
         false => Here(learning_rate(cx, slot)?),
     }))
 }

@@ -4,7 +4,7 @@ use super::context::*;
 use ckpt_passes::ops::reduce::*;
 
 kernels! {
-    REDUCE_SUM => reduce(sum);
+    REDUCE_SUM => reduce(total);
     REDUCE_MEAN => reduce(mean);
     REDUCE_MAX => reduce(|x, axes, keep, out| extreme("aten::amax.out", f64::NEG_INFINITY, x, axes, keep, out));
     REDUCE_MIN => reduce(|x, axes, keep, out| extreme("aten::amin.out", f64::INFINITY, x, axes, keep, out));
@@ -18,6 +18,22 @@ kernels! {
 /// Reduces `x` over `axes` (at least one) into `out`.
 type Reduction = fn(&Tensor, &[i64], bool, &Tensor) -> Result<()>;
 
+/// Sums `x` over `axes`, ascending, into row-major `out`, of columns on a device by a product.
+fn total(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
+    if !backend(x).is_host() && x.kind() == out.kind() {
+        let places: Vec<usize> = axes.iter().map(|a| *a as usize).collect();
+        if is_product_with_ones(&sized(x)?, &places) {
+            let columns = out.numel() as i64;
+            let rows = x.numel() as i64 / columns;
+            let ones = empty(&[1, rows], x.kind(), x.device())?;
+            write("aten::fill_.Scalar", args![&ones, 1.0])?;
+            let (x, out) = (x.view([rows, columns]), out.view([1, columns]));
+            return write("aten::mm.out", args![&ones, &x, &out]);
+        }
+    }
+    sum(x, axes, keep, out)
+}
+
 /// Sums `x` over `axes` into `out`.
 pub fn sum(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     write(
@@ -28,6 +44,15 @@ pub fn sum(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
 
 /// Sums `x` into `out` over the axes along which `out` would be broadcast to the sizes of `x`.
 pub fn sum_to(x: &Tensor, out: &Tensor) -> Result<()> {
+    sum_down(x, out, sum)
+}
+
+/// As [`sum_to`], as `SumToShape` does.
+pub fn total_to(x: &Tensor, out: &Tensor) -> Result<()> {
+    sum_down(x, out, total)
+}
+
+fn sum_down(x: &Tensor, out: &Tensor, sum: Reduction) -> Result<()> {
     let full = x.size();
     let lead = full.len() - out.dim();
     let kept: Vec<i64> = std::iter::repeat_n(1, lead).chain(out.size()).collect();

@@ -1,7 +1,7 @@
 //! Writes at indices. Repeated indices are added in their order, so bits are reproducible.
 
 use super::context::*;
-use super::index::{flat, nd_positions, wrapped};
+use super::index::{flat, nd_positions, put, put_along, wrapped};
 use ckpt_passes::ops::scatter::*;
 
 kernels! {
@@ -25,9 +25,20 @@ fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let axis = cx.axis(data.dim());
     let out = copied_as(data, data.kind())?;
     let at = wrapped(cx, indices, data.size()[axis])?;
+    let reduction_name = cx.attrs.str("reduction");
+    if matches!(reduction_name, "none" | "add") && backend(&out).sorts_indices() {
+        to_places(&at, axis, &out.stride())?;
+        put(
+            &out,
+            &flat(&at),
+            &flat(&dense(updates)?),
+            reduction_name == "add",
+        )?;
+        return Ok(vec![out]);
+    }
     let axis = axis as i64;
     let args = args![&out, axis, &at, updates];
-    match cx.attrs.str("reduction") {
+    match reduction_name {
         "none" => write("aten::scatter_.src", args)?,
         "add" => write("aten::scatter_add_", args)?,
         other => {
@@ -36,6 +47,22 @@ fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
         }
     };
     Ok(vec![out])
+}
+
+/// Turns row-major indices along one axis into row-major places of a tensor with these strides.
+fn to_places(at: &Tensor, axis: usize, strides: &[i64]) -> Result<()> {
+    let size = at.size();
+    mul_into(at, &scalar(Kind::Int64, strides[axis] as f64)?)?;
+    for (i, (n, stride)) in size.iter().zip(strides).enumerate() {
+        if i != axis {
+            let mut dims = vec![1; size.len()];
+            dims[i] = *n;
+            let along = Tensor::arange(*n, (Kind::Int64, at.device()));
+            mul_into(&along, &scalar(Kind::Int64, *stride as f64)?)?;
+            add_into(at, &along.view(dims.as_slice()))?;
+        }
+    }
+    Ok(())
 }
 
 fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
@@ -47,8 +74,17 @@ fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let out = copied_as(data, data.kind())?;
     let table = out.view([rows, width]);
     let tuples: i64 = indices.size()[..indices.dim() - 1].iter().product();
-    let updates = updates.reshape([tuples, width]);
+    let mut updates = updates.reshape([tuples, width]);
+    let name = cx.attrs.str("reduction");
+    let is_sorted = matches!(name, "none" | "add") && backend(&out).sorts_indices();
+    if is_sorted {
+        updates = dense(&updates)?;
+    }
     let at = flat(&nd_positions(cx, indices, &size, 0)?);
+    if is_sorted {
+        put_along(&table, 0, &at, &updates, name == "add")?;
+        return Ok(vec![out]);
+    }
     match cx.attrs.str("reduction") {
         "add" => {
             write("aten::index_add_", args![&table, 0, &at, &updates, 1])?;

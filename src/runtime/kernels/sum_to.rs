@@ -1,7 +1,7 @@
 //! The adjoint of broadcasting.
 
 use super::context::*;
-use super::reduce::sum_to;
+use super::reduce::total_to;
 use ckpt_passes::ops::sum_to::*;
 
 /// The kernel of `SumToShape`.
@@ -23,6 +23,6 @@ fn sum_to_shape(cx: &KernelCx) -> Result<Vec<Tensor>> {
         return Err(error.found(format!("{size:?} to {target:?}")));
     }
     let out = empty(&target, x.kind(), x.device())?;
-    sum_to(x, &out)?;
+    total_to(x, &out)?;
     Ok(vec![out])
 }

@@ -26,6 +26,8 @@ pub struct Work {
     /// Scalars as tensors, because libtorch allocates memory for plain numbers.
     pub cap: Tensor,
     pub nothing: Tensor,
+    /// It on the device, where a mask needs it.
+    pub nothing_there: Option<Tensor>,
 }
 
 /// Some heads of one group of queries, at one index of the leading axes.
@@ -128,6 +130,8 @@ impl Work {
         let has_one_mask = bias.is_none() || segments.is_none();
         let kind = convert::kind(plan.dtype)?;
         let softcap = cx.number("softcap");
+        let nothing = scalar(kind, f64::NEG_INFINITY)?;
+        let has_mask = segments.is_some() || bias.as_ref().is_some_and(|b| b.kind() == Kind::Bool);
         let mut work = Work {
             q: with_heads(q),
             k: with_heads(k),
@@ -146,7 +150,11 @@ impl Work {
                 && plan.value_size > 0,
             block: empty(&[plan.workspace_elements() as i64], kind, q.device())?,
             cap: scalar(kind, softcap)?,
-            nothing: scalar(kind, f64::NEG_INFINITY)?,
+            nothing_there: match has_mask && !backend(q).is_host() {
+                true => Some(number_at(&nothing, q.device())?),
+                false => None,
+            },
+            nothing,
             plan,
         };
         if !work.is_fused {
@@ -339,14 +347,28 @@ impl Work {
         Ok(Some(same))
     }
 
+    /// Sets `slopes` to p·(slopes − Σ p·slopes).
+    pub fn softmax_grad(&self, p: &Tensor, slopes: &Tensor) -> Result<()> {
+        if backend(p).is_host() {
+            return write(
+                "aten::_softmax_backward_data.out",
+                args![slopes, p, -1, self.kind, slopes],
+            );
+        }
+        // There libtorch computes the same with a buffer for the products.
+        mul_into(slopes, p)?;
+        let sums = self.buffer(self.plan.buffers.sum)?;
+        along_keys("aten::sum.IntList_out", slopes, args![Arg::None], &sums)?;
+        let size = slopes.size();
+        let sums = seen_as(&sums, &[size[0], size[1], 1]);
+        write("aten::addcmul_", args![slopes, p, &sums, -1.0])
+    }
+
     /// Adds a bias, or sets scores to −∞ where a mask is false.
     pub fn apply(&self, scores: &Tensor, bias: &Tensor) -> Result<()> {
         if bias.kind() == Kind::Bool {
-            let nothing = number_at(&self.nothing, scores.device())?;
-            return write(
-                "aten::where.self_out",
-                args![bias, scores, &nothing, scores],
-            );
+            let nothing = self.nothing_there.as_ref().unwrap_or(&self.nothing);
+            return write("aten::where.self_out", args![bias, scores, nothing, scores]);
         }
         let bias = self.readable(bias.alias(), self.plan.buffers.bias)?;
         add_into(scores, &bias)
