@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,8 +117,9 @@ def page(records: list[dict], dry: bool) -> str:
     for r in records:
         if "condition" in r:
             lines.append(row(r["step"], r["condition"], "yes" if r["holds"] else "**no**", r["found"]))
-    warnings = {f"{r['case']}: {warning}" for r in records for warning in r.get("warnings", [])}
-    lines += ["", "## Warnings of runs", "", *sorted(f"- {w}" for w in warnings)]
+    warnings = Counter(warning for r in records for warning in r.get("warnings", []))
+    lines += ["", "## Warnings of runs", "", *table("warning", "cases")]
+    lines += [row(warning, count) for warning, count in sorted(warnings.items())]
     lines += ["", "## Steps", "", *table("step", "ended", "seconds", "limit", "last words")]
     for r in records:
         if "ended" in r:
