@@ -113,6 +113,11 @@ def page(records: list[dict], dry: bool) -> str:
             kernels = " ".join(f"{name} {count}" for name, count in r.get("attention", {}).items() if count)
             memory = [mib(r.get(f"{word}_bytes")) for word in MEMORY]
             lines.append(row(case, step, ratio, overheads.get(case, ""), *memory, kernels))
+    lines += ["", "## Times by op", "", *table("plan", "ms", "share of the traced step")]
+    for r in records:
+        if "times" in r:
+            shares = (f"{op} {100 * us / r['total_us']:.0f} %" for op, us in r["most_us"])
+            lines.append(row(r["times"], f"{r['total_us'] / 1e3:.3f}", ", ".join(shares)))
     lines += ["", "## Conditions", "", *table("step", "condition", "holds", "found")]
     for r in records:
         if "condition" in r:

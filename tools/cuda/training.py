@@ -6,6 +6,7 @@ import json
 import mmap
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64"
 WIDER = {"bf16": "float32", "f32": "float64"}
 """The type in which the gradients are computed that others are judged by."""
 MEMORY_BUDGET = 0.5
+MOST_OPS = 8
+"""So many ops of a traced step are recorded, those that take most time."""
 
 
 GRAPHS, FUSED = "CUDA graphs", "fused kernels"
@@ -58,6 +61,24 @@ def ours(model: str, plan: str, *switches: str) -> Callable[[Context], None]:
             cx.same(f"{case}: the bits of the unplanned step", outputs(cx, model, plan), outputs(cx, model, UNPLANNED))
         if is_kept and plan != UNPLANNED:
             outputs(cx, model, plan).unlink()
+
+    return step
+
+
+def times(model: str, *plans: str) -> Callable[[Context], None]:
+    """Returns a step that records the time of each op in steps of some plans, where the host waits after every node."""
+
+    def step(cx: Context) -> None:
+        folder = cx.work / "models" / model
+        for plan in plans:
+            trace = cx.folder / f"{plan}.json"
+            feed: list[str | Path] = ["--inputs", folder / models.FEED]
+            cx.run(f"{model}, {plan}, traced", folder / f"{plan}.onnx", feed, "--trace", trace)
+            spent: Counter[str] = Counter()
+            for event in json.loads(trace.read_text())["traceEvents"]:
+                if event["ph"] == "X":
+                    spent[event["cat"]] += event["dur"]
+            cx.records.add(times=f"{model}, {plan}", total_us=sum(spent.values()), most_us=spent.most_common(MOST_OPS))
 
     return step
 
