@@ -131,11 +131,13 @@ fn number(graph: &Graph, id: NodeId, name: &str) -> f64 {
     decimal(graph.node(id).attrs.float(name))
 }
 
-/// The node of op `op` that makes operand `slot` of `id`, if nothing else reads that.
+/// The node of op `op` that makes operand `slot` of `id`, if nothing else reads that but copies of `id`.
 fn state(graph: &Graph, id: NodeId, slot: usize, op: &OpDef) -> Option<NodeId> {
     let value = graph.node(id).operand(slot)?;
     let maker = graph.def_node(value)?;
-    let is_own = graph.value(value).uses().iter().all(|u| u.node == id);
+    let original = |id: NodeId| graph.node(id).recompute_of.unwrap_or(id);
+    let mut uses = graph.value(value).uses().iter();
+    let is_own = uses.all(|u| original(u.node) == original(id));
     (is_own && graph.node(maker).op == op).then_some(maker)
 }
 

@@ -319,8 +319,13 @@ fn replays_draw_by_the_seeds_of_their_step() {
                 .map(|m| Vec::<bool>::try_from(m.view([-1])).unwrap())
                 .collect::<Vec<_>>()
         ));
-        let keys = 3 * 2 * 4;
-        assert_eq!(program.staying_bytes(), keys + 480 + 8 + 8, "step {step}");
+        let (keys, checks) = (3 * 2 * 4, 16 * graph.order().len() as u64);
+        let inputs = 480 + 8 + 8;
+        assert_eq!(
+            program.staying_bytes(),
+            keys + inputs + checks,
+            "step {step}"
+        );
     }
     assert_eq!(seen.len(), 6, "a seed was not read again");
     assert_eq!((double.captures.get(), double.replays.get()), (1, 5));
