@@ -15,7 +15,6 @@ tools/requirements-torch.txt.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def main() -> int:
         "|---|--:|--:|--:|--:|--:|",
     ]
     peaks: dict[str, int] = {}
-    times: dict[str, list[list[float]]] = {name: [] for name in variants}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     wrong = []
     with options.folder_or_scratch(None) as folder:
         source = folder / "model.onnx"
@@ -60,13 +59,12 @@ def main() -> int:
             for name, spent in times.items():
                 counts = ("--steps", str(given.steps), "--threads", "1")
                 ran = compiler.call_json("run", graph(folder, name), "--seed", "1", *counts)
-                spent.append([step["cpu_us"] / 1e3 for step in ran["steps"]])
+                spent += [step["cpu_us"] / 1e3 for step in ran["steps"]]
                 peaks[name] = ran["measured_peak_bytes"]
                 if ran["measured_peak_bytes"] != ran["predicted_peak_bytes"]:
                     wrong.append(f"{name}: {ran['predicted_peak_bytes']} bytes predicted, {peaks[name]} measured")
-    whole = list(itertools.chain(*times[WHOLE]))
-    for name, rounds in times.items():
-        spent = list(itertools.chain(*rounds))
+    whole = times[WHOLE]
+    for name, spent in times.items():
         middle = statistics.median(spent) / statistics.median(whole)
         least = min(spent) / min(whole)
         if middle > given.limit:
