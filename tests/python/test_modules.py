@@ -41,7 +41,7 @@ def test_a_plan_without_compiling_is_that_of_the_backend() -> None:
     step(ids)
     assert plan.peak_bytes == ckpt_opt.last_plans[-1].peak_bytes
     assert plan.static_bytes == ckpt_opt.last_plans[-1].static_bytes
-    assert ckpt_opt.plan_module(model, budget="80%", kwargs={"ids": ids}).gradient_bytes == plan.gradient_bytes
+    assert ckpt_opt.plan_module(model, budget="100%", kwargs={"ids": ids}).gradient_bytes == plan.gradient_bytes
 
 
 def test_a_model_without_gradients_has_no_plan() -> None:
