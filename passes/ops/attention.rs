@@ -135,7 +135,7 @@ fn priced(cx: &CostCx, plan: &AttentionPlan, sized: u64, valued: u64) -> Cost {
     cx.work(pairs.saturating_mul(each))
 }
 
-/// The workspace, and on a CUDA device −∞ where a mask needs it.
+/// Temporary memory is the workspace. With a mask, a kernel on a CUDA device also takes one number that holds −∞.
 fn footprint(
     cx: &MemoryCx,
     plan: Option<AttentionPlan>,

@@ -49,7 +49,7 @@ pub fn with_temp(cx: &MemoryCx, temp_bytes: u64) -> Footprint {
     }
 }
 
-/// libtorch gathers, scatters and adds 16-bit numbers at indices in a float32 copy of the result, on a CPU.
+/// Bytes of the float32 copy of a result that libtorch makes on a CPU to gather, scatter or add 16-bit numbers.
 pub fn widened_bytes(device: DeviceKind, result: &Sized) -> u64 {
     match (device, result.dtype) {
         (DeviceKind::Cpu, DType::F16 | DType::BF16) => 4 * result.elements(),
@@ -57,8 +57,9 @@ pub fn widened_bytes(device: DeviceKind, result: &Sized) -> u64 {
     }
 }
 
-/// Bytes that `aten::_index_put_impl_` takes on a CUDA device to write row-major values at `n` of `places` places: it sorts
-/// them. The library that sorts takes blocks of a size that depends on the device; this is that of compute capability 9.
+/// Temporary bytes of `aten::_index_put_impl_` on a CUDA device for `n` row-major values. Each is written to one of `places`
+/// places, and libtorch sorts the values by place. The block size of the sort depends on the device; this one is for compute
+/// capability 9.
 pub fn sorted_put_bytes(n: i64, places: i64) -> u64 {
     const IN_ONE_BLOCK: u64 = 2304;
     const BLOCK: u64 = 4608;
@@ -66,7 +67,7 @@ pub fn sorted_put_bytes(n: i64, places: i64) -> u64 {
     let Some(n) = u64::try_from(n).ok().filter(|n| *n > 0) else {
         return 0;
     };
-    // The places as one number each, sorted, and the order before and after.
+    // Four int64 lists: the places and the positions of the values, each before and after sorting.
     let own = 4 * n * DType::I64.size_bytes();
     if n <= IN_ONE_BLOCK {
         return own + 1;
@@ -80,14 +81,6 @@ pub fn sorted_put_bytes(n: i64, places: i64) -> u64 {
     };
     let counts = 256 * 8 * passes + 256 * 4 * n.div_ceil(BLOCK);
     own + between + counts + 2 * ALIGNMENT - 1
-}
-
-/// Bytes of a row-major copy of `x`; 0 if it is row-major.
-pub fn row_major_bytes(x: &Sized) -> u64 {
-    match x.is_contiguous() {
-        true => 0,
-        false => x.bytes(),
-    }
 }
 
 /// Fails unless operand `slot` has an index type.
@@ -348,7 +341,7 @@ pub static GATHER_GRAD: OpDef = OpDef {
             DeviceKind::Cpu => copy_bytes(dy, &dims),
             DeviceKind::Cuda => {
                 let places = count(&cx.outs[0].dims[..=axis]);
-                row_major_bytes(dy) + sorted_put_bytes(rows, places)
+                strided_bytes(cx, &[2]) + sorted_put_bytes(rows, places)
             }
         };
         fresh(cx)

@@ -82,11 +82,11 @@ pub struct UpdateSlots {
     pub apply: Option<usize>,
     /// Blocks that the formula needs where it may not write over the blocks of its operands.
     pub buffers: u64,
-    /// A scalar that factors of the formula are computed from, where it is given: on a CUDA device, in [`FACTOR_NUMBERS`] numbers.
+    /// The scalar operand, if any, from which the kernel computes factors. On a CUDA device it uses [`FACTOR_NUMBERS`] for that.
     pub scalar: Option<usize>,
 }
 
-/// Numbers of 8 bytes in which a kernel computes factors on a CUDA device, so that the host does not wait for it.
+/// How many float64 numbers a kernel allocates on a CUDA device to compute factors there, so that the host need not wait.
 pub const FACTOR_NUMBERS: i64 = 16;
 
 impl UpdateSlots {
@@ -107,7 +107,7 @@ impl UpdateSlots {
             + u64::from(is_given(self.apply) && cx.device == DeviceKind::Cuda)
     }
 
-    /// Returns the bytes of the numbers in which factors are computed.
+    /// Returns the bytes that a kernel allocates to compute factors.
     pub fn factor_bytes(&self, cx: &MemoryCx) -> u64 {
         let given = [self.grad_scale, self.scalar].into_iter().flatten();
         let given = given.filter(|slot| cx.operand(*slot).is_some()).count() as u64;

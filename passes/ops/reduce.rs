@@ -289,8 +289,8 @@ fn reduced_axes(cx: &MemoryCx, x: &Sized) -> Vec<usize> {
     }
 }
 
-/// Returns whether the sum is one of columns of a row-major matrix, which a CUDA device computes as a product with ones:
-/// libtorch's own kernel takes several times the bytes of the operand.
+/// Returns true if a sum adds up the columns of a row-major matrix. On a CUDA device that is a product with a row of ones, because
+/// libtorch's own kernel allocates several times the bytes of the operand.
 pub fn is_product_with_ones(x: &Sized, axes: &[usize]) -> bool {
     let rows: i64 = x.dims[..axes.len()].iter().product();
     let columns: i64 = x.dims[axes.len()..].iter().product();
@@ -298,7 +298,7 @@ pub fn is_product_with_ones(x: &Sized, axes: &[usize]) -> bool {
     is_leading && x.dtype.is_float() && x.is_contiguous() && rows > 1 && columns > 1
 }
 
-/// What a sum takes. `aten::sum` on the CPU takes a float32 copy of 16-bit operands, and a float32 result, where the reduced axes
+/// Temporary bytes of a sum. `aten::sum` on the CPU takes a float32 copy of 16-bit operands, and a float32 result, where the reduced axes
 /// do not lie in memory like one axis.
 pub fn wide_sum_bytes(device: DeviceKind, x: &Sized, axes: &[usize], result: u64) -> u64 {
     if device == DeviceKind::Cuda {

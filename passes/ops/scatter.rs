@@ -4,8 +4,8 @@
 //! the reduction is `none`, ONNX does not say which one stays, and the gradient is not defined.
 
 use super::index::{
-    by_position, copy_bytes, index_bytes, named_axes, row_major_bytes, sorted_put_bytes,
-    tuple_bytes, want_index, widened_bytes,
+    by_position, copy_bytes, index_bytes, named_axes, sorted_put_bytes, tuple_bytes, want_index,
+    widened_bytes,
 };
 use super::names::*;
 use super::rule::*;
@@ -54,12 +54,12 @@ pub static SCATTER_ELEMENTS: OpDef = OpDef {
     memory: |cx| match cx.ins.get(1) {
         Some(Some(indices)) => {
             let is_sorted = matches!(cx.attrs.str("reduction"), "none" | "add");
-            let beside = match (cx.device, cx.operand(2)) {
-                (DeviceKind::Cuda, Some(updates)) if is_sorted => {
+            let beside = match cx.device {
+                DeviceKind::Cuda if is_sorted => {
                     let longest = indices.dims.iter().max().copied().unwrap_or(1) as u64;
                     let n = count(&indices.dims);
                     let put = sorted_put_bytes(n, count(&cx.outs[0].dims));
-                    row_major_bytes(updates) + put.max(longest * DType::I64.size_bytes())
+                    strided_bytes(cx, &[2]) + put.max(longest * DType::I64.size_bytes())
                 }
                 _ => widened_bytes(cx.device, &cx.outs[0]),
             };
@@ -115,7 +115,7 @@ pub static SCATTER_ND: OpDef = OpDef {
         let (wide, copied) = match cx.attrs.str("reduction") {
             "none" | "add" if is_sorted => {
                 let places = by_position(x, indices, 0)[0];
-                (sorted_put_bytes(tuples, places), row_major_bytes(updates))
+                (sorted_put_bytes(tuples, places), strided_bytes(cx, &[2]))
             }
             "none" => (0, copy_bytes(updates, &[tuples, slice])),
             _ => (

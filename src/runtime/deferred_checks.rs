@@ -2,7 +2,7 @@
 //!
 //! The host must not wait for the device during a captured step. So a kernel that checks indices defers the check: it records
 //! their smallest and largest, and continues in a way that is safe for any index. A captured step writes these numbers to one
-//! tensor, which the host reads after each replay. The tensor is there before the step, whose memory it does not change.
+//! tensor, which the host reads after each replay. That tensor is allocated before the step, so it is not part of the step's memory.
 
 use super::convert::tch_error;
 use ckpt_passes::{Error, Result};
@@ -36,7 +36,8 @@ pub struct CheckResults {
 }
 
 impl DeferredChecks {
-    /// Makes checks whose numbers are written to a tensor of [`DeferredChecks::room`], as far as it reaches.
+    /// Creates checks that write their numbers to a tensor made by [`DeferredChecks::room`]. When it is full, further checks
+    /// allocate tensors.
     pub fn in_room(room: Option<&Tensor>) -> DeferredChecks {
         DeferredChecks {
             room: room.map(Tensor::shallow_clone),
@@ -44,7 +45,7 @@ impl DeferredChecks {
         }
     }
 
-    /// Returns a tensor for the numbers of so many checks.
+    /// Allocates a tensor for the numbers of `checks` checks.
     ///
     /// # Errors
     /// The device has no memory for it.

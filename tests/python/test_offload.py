@@ -26,6 +26,13 @@ class Block(nn.Module):
         return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
 
 
+class Mean(nn.Module):
+    """So that the result is small: plans count it, and its gradient, to the end of the step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
 def gradients(model: nn.Module, step: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad(set_to_none=True)
     torch.manual_seed(3)
@@ -42,7 +49,7 @@ def measured_peak(model: nn.Module, step: nn.Module, x: torch.Tensor) -> int:
 @pytest.mark.parametrize("rows", [2048, 1024])
 @pytest.mark.parametrize("word", ["auto", "cpu"])
 def test_offloaded_results_change_no_bit_and_take_what_was_planned(word: str, rows: int) -> None:
-    model, x = nn.Sequential(*(Block() for _ in range(4))), torch.randn(rows, 32)
+    model, x = nn.Sequential(*(Block() for _ in range(8)), Mean()), torch.randn(rows, 32)
     other = copy.deepcopy(model)
     expected = gradients(other, other, x)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
@@ -57,8 +64,7 @@ def test_offloaded_results_change_no_bit_and_take_what_was_planned(word: str, ro
     assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
     plan = ckpt_opt.last_plans[-1]
     assert plan.offloaded and "are offloaded" in str(plan) and plan.peak_bytes <= budget
-    # The caller drops the result, which the plan counts to the end.
-    assert measured_peak(model, step, x) <= plan.peak_bytes - plan.static_bytes + 64
+    assert abs(measured_peak(model, step, x) - (plan.peak_bytes - plan.static_bytes)) <= 64
 
 
 def test_offloaded_results_take_what_was_computed_when_compiled_by_inductor() -> None:

@@ -1,7 +1,7 @@
 //! The CUDA door from outside. What needs a device is ignored; where there is one, add `-- --include-ignored`. `tools/cuda-checks`
 //! makes the same checks without Rust.
 
-use crate::promises::{LARGE, of_larger_matrices};
+use crate::promises::{large, none_broken, of_larger_matrices};
 use crate::support::command;
 use crate::support::torch;
 
@@ -23,6 +23,7 @@ use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::MutexGuard;
 
 const RUN: [&str; 6] = [
     "run",
@@ -32,6 +33,15 @@ const RUN: [&str; 6] = [
     "--device",
     "cuda",
 ];
+
+/// As `torch::alone`. A device is opened before libtorch first asks for one, as it does for the CPU too.
+fn alone_on_a_device() -> MutexGuard<'static, ()> {
+    let turn = torch::alone();
+    ckpt_opt::runtime::device::of(Place::Cuda(0))
+        .open()
+        .unwrap();
+    turn
+}
 
 const NEEDS: &str = "this test needs a machine with an NVIDIA device";
 
@@ -415,10 +425,7 @@ fn attention_runs_by_pairs_on_a_device() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn pairs_keep_on_a_device_what_is_assumed_of_them() {
-    let _turn = torch::alone();
-    ckpt_opt::runtime::device::of(Place::Cuda(0))
-        .open()
-        .unwrap();
+    let _turn = alone_on_a_device();
     let kinds = [
         (SdpaBackend::Flash, 64, 64, true),
         (SdpaBackend::Flash, 128, 128, true),
@@ -486,20 +493,11 @@ fn differences(graph: &Graph, inputs: &Tensors, relative: f64) -> Vec<String> {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn every_row_gives_on_a_device_what_it_gives_on_the_cpu_in_the_predicted_memory() {
-    let _turn = torch::alone();
-    ckpt_opt::runtime::device::of(Place::Cuda(0))
-        .open()
-        .unwrap();
+    let _turn = alone_on_a_device();
     let mut r = Random(21);
     // Not one query over 70,000 keys: libtorch splits its sums into parts, which take some hundred bytes more.
-    let one_query = |ins: &[In]| ins.iter().any(|x| matches!(x, In::Real([1, 70_000, _])));
-    let large = LARGE.iter().filter(|(_, _, ins, _)| !one_query(ins));
-    let large = large.map(|(op, outs, ins, attrs)| recipes::Recipe {
-        op,
-        outs: *outs,
-        ins,
-        attrs,
-    });
+    let one_query = |x: &In| matches!(x, In::Real([1, 70_000, _]));
+    let large = large().filter(|recipe| !recipe.ins.iter().any(one_query));
     let all = recipes::ALL
         .iter()
         .map(|recipe| recipes::Recipe { ..*recipe });
@@ -537,11 +535,5 @@ fn every_row_gives_on_a_device_what_it_gives_on_the_cpu_in_the_predicted_memory(
             }
         }
     }
-    let lines: Vec<String> = found.into_iter().collect();
-    assert!(
-        lines.is_empty(),
-        "{} differ:\n{}",
-        lines.len(),
-        lines.join("\n")
-    );
+    none_broken(found);
 }

@@ -231,7 +231,7 @@ fn check_all(model: &Model, dims: &[(String, i64)], lie: Lie) -> Vec<String> {
     broken
 }
 
-fn none_broken(broken: BTreeSet<String>) {
+pub fn none_broken(broken: BTreeSet<String>) {
     let lines: Vec<String> = broken.into_iter().collect();
     assert!(
         lines.is_empty(),
@@ -311,13 +311,7 @@ fn larger_operands_and_several_threads() {
     let _turn = torch::alone();
     let mut r = Random(22);
     let mut broken = BTreeSet::new();
-    for (op, outs, ins, attrs) in LARGE {
-        let recipe = recipes::Recipe {
-            op,
-            outs: *outs,
-            ins,
-            attrs,
-        };
+    for recipe in large() {
         for dtype in [DType::F32, DType::F64, DType::BF16] {
             let model = single(&recipe, dtype, &mut r).unwrap_or_else(|e| panic!("{e}"));
             for threads in [1, 4] {
@@ -423,7 +417,7 @@ fn products_added_to_sums() {
     none_broken(broken);
 }
 
-pub type Call = (
+type Call = (
     &'static str,
     usize,
     &'static [In],
@@ -433,7 +427,16 @@ pub type Call = (
 const WIDE: In = In::Real(&[3, 200, 256]);
 const ROW: In = In::Real(&[256]);
 /// Calls of several thousand elements, and sums of several blocks.
-pub const LARGE: &[Call] = &[
+pub fn large() -> impl Iterator<Item = recipes::Recipe> {
+    LARGE.iter().map(|(op, outs, ins, attrs)| recipes::Recipe {
+        op,
+        outs: *outs,
+        ins,
+        attrs,
+    })
+}
+
+const LARGE: &[Call] = &[
     (
         "GatherGrad",
         1,

@@ -1,4 +1,4 @@
-"""Steps that train the packed models through the Python package, and judge bits and memory by eager PyTorch."""
+"""Steps that train the packed models through the Python package: bits against the traced graph, memory against the prediction."""
 
 from __future__ import annotations
 

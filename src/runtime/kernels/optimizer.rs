@@ -37,7 +37,7 @@ fn leaves_numbers(cx: &KernelCx) -> bool {
     cx.deferred.is_some() || cx.device == DeviceKind::Cuda
 }
 
-/// Numbers on the device from which factors are computed, in one block of memory.
+/// Scalars on the device, in one block of memory, in which the factors of an update are computed.
 struct Numbers {
     room: Tensor,
     taken: Cell<i64>,
@@ -56,7 +56,7 @@ impl Numbers {
         })
     }
 
-    /// Returns a scalar of the block that is not in use.
+    /// Returns an unused scalar of the block.
     fn free(&self, kind: Kind) -> Result<Tensor> {
         let at = self.taken.replace(self.taken.get() + 1);
         let bytes = narrow(&self.room, 0, at, 1)?;
@@ -82,7 +82,7 @@ impl Numbers {
         Ok(copy)
     }
 
-    // libtorch's forms with a number make a tensor of it.
+    // Not by `mul.Scalar`: libtorch would allocate a tensor for the number.
     fn times(&self, x: &Tensor, by: f64) -> Result<Tensor> {
         let product = self.copy(x)?;
         mul_into(&product, &scalar(Kind::Double, by)?)?;

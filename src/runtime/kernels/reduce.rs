@@ -18,7 +18,7 @@ kernels! {
 /// Reduces `x` over `axes` (at least one) into `out`.
 type Reduction = fn(&Tensor, &[i64], bool, &Tensor) -> Result<()>;
 
-/// Sums `x` over `axes`, ascending, into row-major `out`, of columns on a device by a product.
+/// Sums `x` over ascending `axes` into row-major `out`. On a device, sums of columns are products with ones.
 fn total(x: &Tensor, axes: &[i64], keep: bool, out: &Tensor) -> Result<()> {
     if !backend(x).is_host() && x.kind() == out.kind() {
         let places: Vec<usize> = axes.iter().map(|a| *a as usize).collect();
@@ -47,7 +47,7 @@ pub fn sum_to(x: &Tensor, out: &Tensor) -> Result<()> {
     sum_down(x, out, sum)
 }
 
-/// As [`sum_to`], as `SumToShape` does.
+/// As [`sum_to`], by [`total`].
 pub fn total_to(x: &Tensor, out: &Tensor) -> Result<()> {
     sum_down(x, out, total)
 }

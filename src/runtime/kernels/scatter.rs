@@ -25,20 +25,15 @@ fn scatter_elements(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let axis = cx.axis(data.dim());
     let out = copied_as(data, data.kind())?;
     let at = wrapped(cx, indices, data.size()[axis])?;
-    let reduction_name = cx.attrs.str("reduction");
-    if matches!(reduction_name, "none" | "add") && backend(&out).sorts_indices() {
+    let name = cx.attrs.str("reduction");
+    if matches!(name, "none" | "add") && backend(&out).sorts_indices() {
         to_places(&at, axis, &out.stride())?;
-        put(
-            &out,
-            &flat(&at),
-            &flat(&dense(updates)?),
-            reduction_name == "add",
-        )?;
+        put(&out, &flat(&at), &flat(&dense(updates)?), name == "add")?;
         return Ok(vec![out]);
     }
     let axis = axis as i64;
     let args = args![&out, axis, &at, updates];
-    match reduction_name {
+    match name {
         "none" => write("aten::scatter_.src", args)?,
         "add" => write("aten::scatter_add_", args)?,
         other => {
@@ -85,7 +80,7 @@ fn scatter_nd(cx: &KernelCx) -> Result<Vec<Tensor>> {
         put_along(&table, 0, &at, &updates, name == "add")?;
         return Ok(vec![out]);
     }
-    match cx.attrs.str("reduction") {
+    match name {
         "add" => {
             write("aten::index_add_", args![&table, 0, &at, &updates, 1])?;
         }

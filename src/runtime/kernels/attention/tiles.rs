@@ -355,7 +355,7 @@ impl Work {
                 args![slopes, p, -1, self.kind, slopes],
             );
         }
-        // There libtorch computes the same with a buffer for the products.
+        // The same computation as libtorch's kernel for a device, without its buffer for the products.
         mul_into(slopes, p)?;
         let sums = self.buffer(self.plan.buffers.sum)?;
         along_keys("aten::sum.IntList_out", slopes, args![Arg::None], &sums)?;
