@@ -371,7 +371,7 @@ static TILE: Pass = Pass {
             });
         }
         cx.warnings.extend(whole);
-        let changed = loss.regions.len() + mlps.regions.len() > 0;
+        let changed = loss.rewritten || loss.regions.len() + mlps.regions.len() > 0;
         cx.tiled.extend(loss.regions);
         cx.tiled_mlps.extend(mlps.regions);
         Ok(changed.into())

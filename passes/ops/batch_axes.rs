@@ -21,8 +21,9 @@ use super::conv::{CONV, CONV_INPUT_GRAD, CONV_TRANSPOSE, CONV_WEIGHT_GRAD};
 use super::index::{GATHER, GATHER_GRAD};
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
-use super::norm::{LAYER_NORM, RMS_NORM};
+use super::norm::{self, LAYER_NORM_GRAD, RMS_NORM_GRAD};
 use super::reduce::*;
+use super::rule::compute_type;
 use super::scan::CUM_SUM;
 use super::select::{ARG_MAX, ARG_MIN};
 use super::shape::*;
@@ -38,6 +39,9 @@ pub enum Rows {
     Lead(usize),
     /// The last axis of a matrix, in the same way.
     Last,
+    /// Several rows share an element. The first axes, that many of them, are aligned with the last of those that hold the rows in a
+    /// result; each has the same size or size 1.
+    Shared(usize),
     /// Nowhere: the value is a sum over rows.
     Sum,
 }
@@ -198,7 +202,7 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     if is(&[&SLICE_GRAD, &CUM_SUM]) {
         return along_known_axes(cx, node);
     }
-    if is(NORMS) {
+    if is(norm::ROWS) {
         return normalized(cx, node);
     }
     // Which operands are images.
@@ -228,23 +232,46 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 /// Ops of the class `Mixed` that work along the axis that the attribute `axis` names.
 const ALONG: &[&OpDef] = &[&ARG_MAX, &ARG_MIN, &CONCAT, &SPLIT];
 
-/// Ops of that class that normalise over the attribute `axis` and those behind it.
-const NORMS: &[&OpDef] = &[&LAYER_NORM, &RMS_NORM];
-
-/// A norm within each row: scale and bias are the same for all rows.
+/// A norm within each row, or its gradient: scale and bias are the same for all rows.
 fn normalized(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
-    let x = &cx
-        .graph
-        .ty(node.operand(0).ok_or("an operand is missing")?)
-        .dims;
-    let k = known_lead(cx, node, x.len()).ok_or("rows are mixed by a norm")?;
-    let mut others = node.operands().skip(1);
-    if axis_of(node, x.len()) < k || !others.all(|v| spans(&cx.graph.ty(v).dims, x.len(), k)) {
+    let x = cx.graph.ty(node.operand(0).ok_or("an operand is missing")?);
+    let k = known_lead(cx, node, x.rank()).ok_or("rows are mixed by a norm")?;
+    let is_grad = node.op == &LAYER_NORM_GRAD || node.op == &RMS_NORM_GRAD;
+    let is_parameter = |slot: usize| match is_grad {
+        true => slot == 2,
+        false => slot > 0,
+    };
+    let is_whole =
+        |slot: usize, v: ValueId| is_parameter(slot) && spans(&cx.graph.ty(v).dims, x.rank(), k);
+    let mut ins = Vec::with_capacity(node.ins.len());
+    for (slot, v) in node.ins.iter().enumerate() {
+        ins.push(match v {
+            Some(v) if is_whole(slot, *v) => None,
+            Some(_) if is_parameter(slot) => return Err("rows are mixed by a norm"),
+            Some(_) => Some(Rows::Lead(k)),
+            None => None,
+        });
+    }
+    let rows_of = |wanted: &i64| match *wanted {
+        0 => Rows::Lead(k),
+        _ => Rows::Sum,
+    };
+    let outs: Vec<Rows> = match is_grad {
+        true => node.attrs.ints("wants").iter().map(rows_of).collect(),
+        false => vec![Rows::Lead(k); node.outs.len()],
+    };
+    if axis_of(node, x.rank()) < k {
         return Err("rows are mixed by a norm");
     }
-    let mut ins = vec![None; node.ins.len()];
-    ins[0] = Some(Rows::Lead(k));
-    let outs = vec![Rows::Lead(k); node.outs.len()];
+    let sums = outs
+        .iter()
+        .zip(&node.outs)
+        .filter(|(rows, _)| **rows == Rows::Sum);
+    for ty in sums.map(|(_, v)| cx.graph.ty(*v)) {
+        if ty.static_dims().is_none() || compute_type(ty.dtype) != ty.dtype {
+            return Err("each chunk would round its part of a parameter's gradient");
+        }
+    }
     Ok(Fit { ins, outs })
 }
 
@@ -339,47 +366,57 @@ fn pointwise(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let Some(k) = known_lead(cx, node, out.len()) else {
         return columnwise(cx, node);
     };
-    let mut ins = Vec::with_capacity(node.ins.len());
-    for v in &node.ins {
-        let Some(v) = v else {
-            ins.push(None);
-            continue;
-        };
-        let dims = &cx.graph.ty(*v).dims;
-        ins.push(
-            if dims.len() == out.len() && same_dims(&dims[..k], &out[..k]) {
-                Some(Rows::Lead(k))
-            } else if spans(dims, out.len(), k) {
-                None
-            } else {
-                return Err("an operand is broadcast along some of the rows");
-            },
-        );
-    }
+    let rows = |v: &ValueId| broadcast(&cx.graph.ty(*v).dims, out, k);
+    let ins = node.ins.iter().map(|v| v.as_ref().map_or(Ok(None), rows));
     Ok(Fit {
-        ins,
+        ins: ins.collect::<std::result::Result<_, Reason>>()?,
         outs: vec![Rows::Lead(k); node.outs.len()],
     })
+}
+
+/// How rows lie in an operand that is broadcast to a result, whose first `k` axes hold the rows.
+fn broadcast(dims: &[Dim], out: &[Dim], k: usize) -> std::result::Result<Option<Rows>, Reason> {
+    if dims.len() == out.len() && same_dims(&dims[..k], &out[..k]) {
+        return Ok(Some(Rows::Lead(k)));
+    }
+    if spans(dims, out.len(), k) {
+        return Ok(None);
+    }
+    if dims.len() > out.len() {
+        return Err("an operand has more axes than the result");
+    }
+    let own = dims.len() - (out.len() - k);
+    let mut aligned = dims[..own].iter().zip(&out[k - own..k]);
+    match aligned.all(|(a, b)| a.is_one() || a.same(b) == Same::Yes) {
+        true => Ok(Some(Rows::Shared(own))),
+        false => Err("an operand may be broadcast along some of the rows"),
+    }
 }
 
 /// Pointwise on matrices whose columns are the rows.
 fn columnwise(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let out = &cx.graph.ty(node.outs[0]).dims;
-    let mut ins = Vec::with_capacity(node.ins.len());
-    for v in &node.ins {
-        let ty = v.map(|v| cx.graph.ty(v));
-        ins.push(match ty {
-            Some(ty) if same_dims(&ty.dims, out) => Some(Rows::Last),
-            Some(ty) if !ty.elements().is_one() => {
-                return Err("an operand of a transposed value is broadcast");
-            }
-            _ => None,
-        });
+    if out.len() != 2 {
+        return Err("rows are moved among other axes");
     }
+    let column = |v: &ValueId| column_of(&cx.graph.ty(*v).dims, out);
+    let ins = node.ins.iter().map(|v| v.as_ref().map_or(Ok(None), column));
     Ok(Fit {
-        ins,
+        ins: ins.collect::<std::result::Result<_, Reason>>()?,
         outs: vec![Rows::Last; node.outs.len()],
     })
+}
+
+/// How rows lie in an operand that is broadcast to a matrix whose columns are the rows.
+fn column_of(dims: &[Dim], out: &[Dim]) -> std::result::Result<Option<Rows>, Reason> {
+    match dims {
+        [.., last] if last.same(&out[1]) == Same::Yes => Ok(Some(match dims.len() {
+            1 => Rows::Lead(1),
+            _ => Rows::Last,
+        })),
+        [.., last] if !last.is_one() => Err("an operand of a transposed value is broadcast"),
+        _ => Ok(None),
+    }
 }
 
 fn relabelled(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
@@ -535,14 +572,90 @@ fn first_lead(cx: &FitCx, node: &Node) -> std::result::Result<usize, Reason> {
     }
 }
 
+/// The axes of a sum to `sum` over some of the axes of `x` that hold the rows, `k` of them, if it is one: those that remain, and
+/// size 1 for others.
+fn shared_axes(x: &[Dim], sum: &[Dim], k: usize) -> Option<Vec<Dim>> {
+    let rows = broadcast(sum, x, k).ok()??;
+    let Rows::Shared(own) = rows else {
+        return None;
+    };
+    let missing = std::iter::repeat_n(Dim::ONE, k - own);
+    Some(missing.chain(sum[..own].iter().cloned()).collect())
+}
+
+/// The same of a node that adds up some of the rows, `k` axes of its first operand, if it does; `axes` are those it reduces.
+pub fn summed_by_rows(
+    graph: &Graph,
+    node: &Node,
+    axes: Option<&[usize]>,
+    k: usize,
+) -> Option<Vec<Dim>> {
+    let x = &graph.ty(node.operand(0)?).dims;
+    if node.op == &SUM_TO_SHAPE {
+        return shared_axes(x, &graph.ty(node.outs[0]).dims, k);
+    }
+    let axes = axes.filter(|_| node.op == &REDUCE_SUM)?;
+    let is_gone = |axis: &usize| axes.contains(axis);
+    let some = (0..k).any(|axis| is_gone(&axis)) && !(0..k).all(|axis| is_gone(&axis));
+    let own = |axis: usize| {
+        if is_gone(&axis) {
+            Dim::ONE
+        } else {
+            x[axis].clone()
+        }
+    };
+    some.then(|| (0..k).map(own).collect())
+}
+
+/// Returns how rows lie in the result of a reduction of a matrix whose columns are the rows. `gone` is the axis that it adds up or
+/// compares; `None` for both.
+fn reduced_columns(
+    cx: &FitCx,
+    node: &Node,
+    gone: Option<usize>,
+) -> std::result::Result<Fit, Reason> {
+    let out = cx.graph.ty(node.outs[0]);
+    let rows = match (gone, out.rank()) {
+        (Some(0), 1) => Rows::Lead(1),
+        (Some(0), 2) if out.dims[0].is_one() => Rows::Last,
+        (Some(0), _) => return Err("some classes may be summed"),
+        _ if is_plain_sum(node.op) && out.static_dims().is_some() => Rows::Sum,
+        _ => return Err("rows are reduced"),
+    };
+    let mut ins = vec![None; node.ins.len()];
+    ins[0] = Some(Rows::Last);
+    let outs = vec![rows];
+    Ok(Fit { ins, outs })
+}
+
+fn has_columns(cx: &FitCx, node: &Node) -> bool {
+    let x = node.operand(0);
+    x.is_some_and(|x| (cx.known)(x) == Some(Rows::Last) && cx.graph.ty(x).rank() == 2)
+}
+
 fn summed_to(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    if has_columns(cx, node) {
+        let x = &cx
+            .graph
+            .ty(node.ins[0].ok_or("an operand is missing")?)
+            .dims;
+        let keeps = cx.graph.ty(node.outs[0]).dims.last().map(|d| d.same(&x[1]));
+        return reduced_columns(cx, node, (keeps == Some(Same::Yes)).then_some(0));
+    }
     let k = first_lead(cx, node)?;
     let (x, y) = (
         cx.graph.ty(node.ins[0].ok_or("an operand is missing")?),
         cx.graph.ty(node.outs[0]),
     );
-    let is_row = same_dims(&y.dims, &x.dims[k..]);
-    if is_row || (y.static_dims().is_some() && spans(&y.dims, x.rank(), k)) {
+    let spans = spans(&y.dims, x.rank(), k);
+    let row = &y.dims[y.rank() - y.rank().min(x.rank() - k)..];
+    if spans && (y.static_dims().is_some() || same_dims(row, &x.dims[k..])) {
+        return Ok(Fit {
+            ins: vec![Some(Rows::Lead(k)), None],
+            outs: vec![Rows::Sum],
+        });
+    }
+    if shared_axes(&x.dims, &y.dims, k).is_some() {
         return Ok(Fit {
             ins: vec![Some(Rows::Lead(k)), None],
             outs: vec![Rows::Sum],
@@ -603,21 +716,21 @@ fn reduced_axes(node: &Node, rank: usize, contents: &Contents) -> Option<Vec<usi
 }
 
 fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
-    let k = first_lead(cx, node)?;
     let x = cx.graph.ty(node.ins[0].ok_or("an operand is missing")?);
     let axes =
         reduced_axes(node, x.rank(), cx.contents).ok_or("the reduced axes are not constants")?;
+    if has_columns(cx, node) {
+        return match axes[..] {
+            [] => Err("nothing is reduced"),
+            [axis] => reduced_columns(cx, node, Some(axis)),
+            _ => reduced_columns(cx, node, None),
+        };
+    }
+    let k = first_lead(cx, node)?;
     let rows = axes.iter().filter(|a| **a < k).count();
     let out = match rows {
         0 => Rows::Lead(k),
-        // A sum that has lost the axes needs no other shape.
-        _ if rows == k
-            && node.op == &REDUCE_SUM
-            && (node.attrs.int("keepdims") == 0
-                || cx.graph.ty(node.outs[0]).static_dims().is_some()) =>
-        {
-            Rows::Sum
-        }
+        _ if node.op == &REDUCE_SUM => Rows::Sum,
         _ => return Err("rows are reduced"),
     };
     let mut ins = vec![None; node.ins.len()];
@@ -702,20 +815,26 @@ fn each_class_loss(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> 
 fn expanded(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let out = &cx.graph.ty(node.outs[0]).dims;
     let x = node.ins[0].ok_or("an operand is missing")?;
+    if out.len() == 2
+        && [x, node.outs[0]]
+            .iter()
+            .any(|v| (cx.known)(*v) == Some(Rows::Last))
+    {
+        if out[0].as_const().is_none() {
+            return Err("the shape of a row is not a constant");
+        }
+        return Ok(Fit {
+            ins: vec![column_of(&cx.graph.ty(x).dims, out)?, None],
+            outs: vec![Rows::Last],
+        });
+    }
     let k = match ((cx.known)(node.outs[0]), (cx.known)(x)) {
         (Some(Rows::Lead(k)), _) => k,
         (_, Some(_)) => lead_of_several(out, cx.rows).ok_or("it takes rows apart")?,
         _ => lead(out, cx.rows).ok_or("it takes rows apart")?,
     };
-    let dims = &cx.graph.ty(x).dims;
     row_is_known(cx, node, 1, k)?;
-    let data = if dims.len() == out.len() && same_dims(&dims[..k], &out[..k]) {
-        Some(Rows::Lead(k))
-    } else if spans(dims, out.len(), k) {
-        None
-    } else {
-        return Err("it takes rows apart");
-    };
+    let data = broadcast(&cx.graph.ty(x).dims, out, k)?;
     Ok(Fit {
         ins: vec![data, None],
         outs: vec![Rows::Lead(k)],

@@ -133,6 +133,12 @@ impl Mesh {
                     .help("leave --sequence-parallel out, or add tp to --mesh"),
             );
         }
+        if self.ranks() == 1 && self.shard != Shard::None {
+            return Err(fail("--shard needs ranks that share the step")
+                .expected("--mesh dp=N")
+                .found(format!("--shard {} and one process", self.shard))
+                .help("add --mesh dp=N, or leave --shard out"));
+        }
         match self.tp > 1 && self.dp == 1 && self.shard != Shard::None {
             false => Ok(()),
             true => Err(fail(

@@ -211,7 +211,7 @@ impl Walk<'_, '_> {
                 let all = Dim::product(&self.b.ty(v).dims[..k]);
                 all.same(&known.rows) == Same::Yes
             }
-            Rows::Last | Rows::Sum => false,
+            Rows::Last | Rows::Shared(_) | Rows::Sum => false,
         };
         let ins = node.ins.iter().zip(&found.ins);
         let mut ins = ins.filter_map(|(v, rows)| Some(((*v)?, *rows)));

@@ -681,6 +681,7 @@ fn what_ranks_cannot_share_is_refused_by_name() {
             &["--mesh", "tp=2", "--shard", "grads"],
             "none to share its slices with",
         ),
+        (&["--shard", "grads"], "needs ranks that share the step"),
         (
             &["--mesh", "dp=2", "--sequence-parallel"],
             "needs ranks that share layers",

@@ -354,6 +354,72 @@ const FORMS: &[(&str, &str)] = &[
   %l = Reshape %labels, %vector
   %total = NegativeLogLikelihoodLoss %s, %l {reduction=\"mean\", ignore_index=-100}",
     ),
+    (
+        "scores normalised over all rows",
+        "%z = MatMul %h, %w
+  %m = ReduceMean %z, %rows {keepdims=1}
+  %off = Sub %z, %m
+  %square = Mul %off, %off
+  %v = ReduceMean %square, %rows {keepdims=1}
+  %more = Add %v, %small
+  %spread = Sqrt %more
+  %n = Div %off, %spread
+  %s = Reshape %n, %matrix
+  %l = Reshape %labels, %vector
+  %total = SoftmaxCrossEntropyLoss %s, %l {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "a temperature of each example",
+        "%z = MatMul %h, %w
+  %m = ReduceMean %h, %axes {keepdims=1}
+  %e = Exp %m
+  %d = Div %z, %e
+  %s = Reshape %d, %matrix
+  %l = Reshape %labels, %vector
+  %total = SoftmaxCrossEntropyLoss %s, %l {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "scores with a norm of their own",
+        "%z = MatMul %h, %w
+  %n = LayerNormalization %z, %weights, %bias
+  %s = Reshape %n, %matrix
+  %l = Reshape %labels, %vector
+  %total = SoftmaxCrossEntropyLoss %s, %l {reduction=\"mean\", ignore_index=-100}",
+    ),
+    (
+        "the largest score of each row, added to columns",
+        "%flat = Reshape %h, %narrow
+  %turned = Transpose %flat {perm=[1, 0]}
+  %z = MatMul %flat, %turned
+  %top = ReduceMax %z, %last {keepdims=0}
+  %sum = Add %z, %top
+  %n = ReduceLogSumExp %sum, %last {keepdims=0}
+  %total = ReduceMean %n {keepdims=0}",
+    ),
+    (
+        "a mean embedding of the classes",
+        "%z = MatMul %h, %w
+  %p = Softmax %z {axis=-1}
+  %pm = Reshape %p, %matrix
+  %e = Gemm %pm, %tied
+  %square = Mul %e, %e
+  %total = ReduceMean %square {keepdims=0}",
+    ),
+    (
+        "shares of each class, then of each row",
+        "%z = MatMul %h, %w
+  %s = Reshape %z, %matrix
+  %e = Exp %s
+  %t = Transpose %e {perm=[1, 0]}
+  %class = ReduceSum %t, %last {keepdims=1}
+  %of_class = Div %t, %class
+  %row = ReduceSum %of_class, %first {keepdims=1}
+  %shares = Div %of_class, %row
+  %q = Transpose %shares {perm=[1, 0]}
+  %p = LogSoftmax %s
+  %each = Mul %q, %p
+  %total = ReduceMean %each {keepdims=0}",
+    ),
 ];
 
 /// Heads and losses that mix the tokens or pixels of an example, but no examples.
@@ -552,11 +618,14 @@ fn parts_make_the_whole() {
             for n in [2, 4, 15, 40] {
                 let (parts, tiled) = training(form, sizes, Tile::Chunks(n));
                 let products = form.matches(" = MatMul").count().max(1);
-                // The columns; the joined pieces; labels and cotangents of some scores.
-                let more = match () {
-                    () if name.contains("columns") || name.contains("pieces") => 1,
-                    () if name.contains("some scores") => 2,
-                    () => 0,
+                // The columns; the joined pieces; labels and cotangents of some scores; sums that are computed before.
+                let more = match *name {
+                    "scores normalised over all rows" => 4,
+                    "shares of each class, then of each row" => 2,
+                    "the largest score of each row, added to columns" => 2,
+                    _ if name.contains("columns") || name.contains("pieces") => 1,
+                    _ if name.contains("some scores") => 2,
+                    _ => 0,
                 };
                 assert_eq!(tiled.len(), products + more, "{name}");
                 let some = feed(batch, seq, |i| {
@@ -629,13 +698,19 @@ fn no_part_holds_all_scores() {
         "pieces",
         "mean of all",
         "running",
+        "normalised over all",
+        "temperature of each",
+        "norm of their own",
+        "largest score",
+        "mean embedding",
+        "shares of each class",
     ];
     for name in named {
         let (_, form) = FORMS.iter().find(|(n, _)| n.contains(name)).unwrap();
         let (parts, tiled) = training(form, "32, 4", Tile::Chunks(8));
         assert_eq!(tiled[0].1, 8);
         let scores = match name {
-            "columns" => 128 * 128,
+            "columns" | "largest score" => 128 * 128,
             _ => 128 * (CLASSES - 2),
         };
         let wide = |v: &ckpt_passes::ir::Value| {

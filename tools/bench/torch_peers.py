@@ -14,10 +14,12 @@ Our plan gets the peer's measured peak as its budget, and minimizes what the col
   FLOPs    what each adds to the unplanned step, in percent
   bound    what every plan within that peak adds at least, by our proof, in percent of the unplanned step
   step     the time of our step over that of the peer's, compiled alike; the median of interleaved steps
+  no plan  the same of a step that is compiled without a budget: what recomputing nothing gives, whatever memory it takes
 
-By inductor, FLOPs are those of the plan that is timed. A model that takes no inputs of the length that is asked for gets half of it. A row fails if our step takes more memory than
-the peer's by more than 64 bytes, or, op by op, adds more FLOPs. A budget that is refused with a reason does not fail. Rows in the results file are not measured again. PyTorch is needed (tools/requirements-torch.txt).
-Exit code 0 if no row fails, else 1.
+By inductor, FLOPs are those of the plan that is timed. A model that takes no inputs of the length that is asked for gets half of
+it. A row fails if our step takes more memory than the peer's by more than 64 bytes, or, op by op, adds more FLOPs. A budget that is
+refused with a reason does not fail. Rows in the results file are not measured again. PyTorch is needed
+(tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
 """
 
 from __future__ import annotations
@@ -126,16 +128,16 @@ def peak_of(model: torch.nn.Module, step: Step) -> int:
     return allocated_bytes(lambda: step().backward())[0]
 
 
-def step_ratio(ours: tuple[torch.nn.Module, Step], theirs: tuple[torch.nn.Module, Step]) -> float:
-    """Returns the time of our step over that of the peer's, each with its model."""
-    seconds: tuple[list[float], list[float]] = [], []
+def step_times(*steps: tuple[torch.nn.Module, Step]) -> list[float]:
+    """Returns the median time of each step, which comes with its model; they take turns."""
+    seconds: list[list[float]] = [[] for _ in steps]
     for _ in range(ROUNDS):
-        for (model, step), taken in zip((ours, theirs), seconds, strict=True):
+        for (model, step), taken in zip(steps, seconds, strict=True):
             model.zero_grad(set_to_none=True)
             start = time.perf_counter()
             step().backward()
             taken.append(time.perf_counter() - start)
-    return statistics.median(seconds[0]) / statistics.median(seconds[1])
+    return list(map(statistics.median, seconds))
 
 
 def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str, peer: str) -> Row:
@@ -143,8 +145,11 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str,
     torch._dynamo.reset()
     # Layers are recomputed in training only.
     model.train()
-    unplanned = peak_of(model, compiled(model, inputs, ckpt_opt.backend(policy="none", inner="aot_eager")))
+    free = compiled(model, inputs, ckpt_opt.backend(policy="none", inner="aot_eager"))
+    unplanned = peak_of(model, free)
     plan = ckpt_opt.last_plans[-1]
+    if inner == "inductor":
+        free, _ = min_cut(model, inputs, inner, 1.0)
     least = plan_flops(plan, range(len(plan.graph["ops"])))
     other: Any = model
     if peer == CHECKPOINT:
@@ -181,7 +186,8 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str,
         flops = plan_flops(found, found.decisions["schedule"])
         row[objective] = {"peak": peak_of(model, ours), "flops_pct": 100 * (flops / least - 1) if least else 0}
         row[objective]["bound_pct"] = found.lower_bound_pct
-    return row | {"step": round(step_ratio((model, ours), (other, theirs)), 3)}
+    own, their, without = step_times((model, ours), (other, theirs), (model, free))
+    return row | {"step": round(own / their, 3), "no_plan": round(without / their, 3)}
 
 
 def wrong(row: Row) -> str:
@@ -206,8 +212,8 @@ def key(row: Row) -> str:
 
 def table(measured_rows: list[Row]) -> list[str]:
     lines = [
-        "| model | compiled by | peer | peak, % | its FLOPs, % | our FLOPs, % | bound, % | step |",
-        "|---|---|---|--:|--:|--:|--:|--:|",
+        "| model | compiled by | peer | peak, % | its FLOPs, % | our FLOPs, % | bound, % | step | no plan |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in measured_rows:
         if "peak" not in row or "left_out" in row:
@@ -215,7 +221,7 @@ def table(measured_rows: list[Row]) -> list[str]:
         ours = row["flops"] if "flops" in row else row["cost"]
         lines.append(
             f"| {row['model']} | {row['inner']} | {row['peer']} | {100 * row['peak'] / row['unplanned']:.0f} | +{row['flops_pct']:.1f} "
-            f"| +{ours['flops_pct']:.1f} | {bound(row)} | {row['step']:.2f} |"
+            f"| +{ours['flops_pct']:.1f} | {bound(row)} | {row['step']:.2f} | {row['no_plan']:.2f} |"
         )
     return lines
 

@@ -414,6 +414,123 @@ def mixture(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return F.nll_loss(flat(torch.log((p * share).sum(2) + 1e-6)), y.reshape(-1))
 
 
+def off_diagonal(c: Tensor) -> Tensor:
+    return (c * (1 - torch.eye(c.shape[0]))).pow(2).sum()
+
+
+def wide_views(m: Model, h: Tensor) -> tuple[Tensor, Tensor]:
+    return m.head(flat(h)), m.head(flat(torch.tanh(2 * h)))
+
+
+def barlow(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Barlow Twins: correlations of features over the batch."""
+    a, b = ((v - v.mean(0)) / (v.var(0, correction=0) + 0.1).sqrt() for v in wide_views(m, h))
+    c = a.T @ b / a.shape[0]
+    return 0.01 * ((c.diagonal() - 1).pow(2).sum() + 0.005 * off_diagonal(c))
+
+
+def vicreg(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """VICReg: variance and covariance of features over the batch."""
+    views = wide_views(m, h)
+    total = F.mse_loss(*views)
+    for view in views:
+        off = view - view.mean(0)
+        c = off.T @ off / (off.shape[0] - 1 + 1e-3)
+        spread = (view.var(0, correction=0) + 0.1).sqrt()
+        total = total + F.relu(1 - spread).mean() / 2 + off_diagonal(c) / c.shape[0]
+    return 0.1 * total
+
+
+def sinkhorn(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """SwAV: targets of which every class has an equal share, by Sinkhorn's iterations."""
+    views = wide_views(m, h)
+    total = torch.zeros(())
+    for ours, theirs in (views, views[::-1]):
+        with torch.no_grad():
+            q = torch.exp(theirs.detach() / 2.0).T
+            q = q / q.sum()
+            for _ in range(3):
+                q = q / q.sum(1, keepdim=True) / q.shape[0]
+                q = q / q.sum(0, keepdim=True) / q.shape[1]
+            q = (q * q.shape[1]).T
+        total = total - (q * torch.log_softmax(ours / 0.5, 1)).sum(1).mean() / 2
+    return total
+
+
+def centred(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """DINO: a teacher's scores less their mean over the batch."""
+    theirs = frozen(m, y)
+    q = torch.softmax((theirs - theirs.mean((0, 1), keepdim=True)) / 0.5, -1)
+    return -(q * torch.log_softmax(m.head(h) / 0.7, -1)).sum(-1).mean()
+
+
+def normalised(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Scores with a batch norm."""
+    s = flat(m.head(h))
+    s = (s - s.mean(0)) / (s.var(0, correction=0) + 0.1).sqrt()
+    return F.cross_entropy(s, y.reshape(-1))
+
+
+def normed(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Scores with a layer norm."""
+    return F.cross_entropy(F.layer_norm(flat(m.head(h)), (m.vocab,)), y.reshape(-1))
+
+
+def pointer(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Copies from the input: attention over the tokens is added at their classes."""
+    attention = torch.softmax(h @ h.transpose(1, 2), -1)
+    ids = y.clamp(min=0).unsqueeze(1).expand(-1, h.shape[1], -1)
+    gate = torch.sigmoid(h[..., :1])
+    p = (gate * torch.softmax(m.head(h), -1)).scatter_add(-1, ids, (1 - gate) * attention)
+    return -torch.log(p.gather(-1, ((y.clamp(min=0) + 1) % m.vocab).unsqueeze(-1)) + 1e-6).mean()
+
+
+def allowed(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Each example has classes of its own."""
+    classes = torch.zeros(y.shape[0], m.vocab).scatter(1, y.clamp(min=0), 1.0)
+    s = m.head(h).masked_fill(classes.unsqueeze(1) == 0, -1e4)
+    return F.cross_entropy(flat(s), y.clamp(min=0).reshape(-1))
+
+
+def per_example(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Each example has a temperature of its own."""
+    s = m.head(h) / (1 + torch.sigmoid(h.mean((1, 2), keepdim=True)))
+    return F.cross_entropy(flat(s), y.reshape(-1))
+
+
+def mean_embedding(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    e = torch.softmax(m.head(h), -1) @ m.reference_embed
+    return F.mse_loss(e, F.embedding(y.clamp(min=0), m.reference_embed))
+
+
+def mmd(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Maximum mean discrepancy with a Gaussian kernel."""
+    a, b = two_views(m, h)
+
+    def kernel(x: Tensor, z: Tensor) -> Tensor:
+        far = (x * x).sum(1)[:, None] + (z * z).sum(1)[None] - 2 * x @ z.T
+        return torch.exp(-2 * far.clamp(min=0)).mean()
+
+    return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)
+
+
+def lifted(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Lifted structures: what one row needs of all pairs is added to its column, too."""
+    a, b = two_views(m, h)
+    far = 2 - 2 * a @ b.T
+    group = y.clamp(min=0).reshape(-1) % 3
+    same = group[:, None] == group[None, :]
+    others = torch.logsumexp(torch.where(same, -1e4, 1 - far), 1)
+    return torch.relu(torch.where(same, far + others[:, None] + others[None, :], 0.0)).pow(2).mean()
+
+
+def ranking(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """ListMLE on a reference model's order of its surest classes."""
+    order = torch.topk(frozen(m, y), 5, -1).indices
+    s = m.head(h).gather(-1, order)
+    return -(s - torch.flip(torch.logcumsumexp(torch.flip(s, [-1]), -1), [-1])).sum(-1).mean()
+
+
 def scaled(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(flat(m.head(h)) / 0.7, y.reshape(-1))
 
@@ -470,6 +587,19 @@ FORMS: dict[str, Form] = {
     "dice": Form(dice, ignores=False, exporters=OF_WEIGHTS),
     "ctc": Form(ctc, ignores=False),
     "mixture": Form(mixture),
+    "barlow": Form(barlow, ignores=False, exporters=OF_WEIGHTS),  # legacy writes the diagonal with an If
+    "vicreg": Form(vicreg, ignores=False),
+    "sinkhorn": Form(sinkhorn, ignores=False, exporters=("file",)),  # of frozen targets, and ONNX has no `detach`
+    "centred": Form(centred, ignores=False),
+    "normalised": Form(normalised),
+    "normed": Form(normed),
+    "pointer": Form(pointer, ignores=False),
+    "allowed": Form(allowed, ignores=False),
+    "per-example": Form(per_example),
+    "mean-embedding": Form(mean_embedding, ignores=False),
+    "mmd": Form(mmd, ignores=False),
+    "lifted": Form(lifted, ignores=False),
+    "ranking": Form(ranking, ignores=False, exporters=("file",)),  # ONNX has no `logcumsumexp`
     "bf16": Form(mean_ce, half=True),
     "bf16-upcast": Form(upcast, half=True, bias=True),
     "bf16-shifted-tied": Form(shifted_labels, half=True, tied=True),

@@ -509,12 +509,11 @@ STATISTICS = "decomposed, it reads statistics that the forward pass does not kee
 REFUSED = {
     "lgamma": NO_ROW, "digamma": NO_ROW, "i0": NO_ROW,
     "multinomial": RANDOM,
-    "cumprod": "cumsum of logarithms instead", "logcumsumexp": "no running logsumexp",
+    "cumprod": "cumsum of logarithms instead",
     "mode": "no gradient", "quantile": "sort and interpolate instead", "renorm": "belongs outside of the model", "bincount": DATA, "unique": DATA, "where index": "a bound for it with --dim",
     "view dtype": "memory by bits", "index_reduce": "scatter_reduce instead",
     "diagonal_scatter": "where and eye instead", "F.embedding_bag": "embedding and a sum instead",
     "F.embedding_bag sum": "embedding and a sum instead",
-    "multi_margin_loss": "rare; --loss vjp instead",
     "ctc_loss": "--loss vjp instead", "linalg": FACTORS, "det": FACTORS,
     "backward layer_norm": STATISTICS, "backward layer_norm part": STATISTICS,
     "cholesky": FACTORS,

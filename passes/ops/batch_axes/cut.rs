@@ -105,12 +105,23 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let moved = perm[lead_out..].iter().map(|p| (p - lead_out + 1) as i64);
         let perm: Vec<i64> = std::iter::once(0).chain(moved).collect();
         cx.attrs = Attrs::new().with("perm", perm);
+    } else if cx.fit.ins[0] == Some(Rows::Last)
+        && matches!(op.axes, BatchAxes::SummedToShape | BatchAxes::Reduced)
+    {
+        // Columns stay where they are.
+        if op.axes == BatchAxes::SummedToShape && cx.fit.outs[0] != Rows::Sum {
+            let one = cx.b.ints(&[1]);
+            cx.ins[1] = Some(match cx.out_types[0].rank() {
+                1 => cx.count,
+                _ => cx.b.concat(&[one, cx.count], 0)?,
+            });
+        }
     } else if op.axes == BatchAxes::SummedToShape {
         let (k, rank) = (lead_in(0), cx.in_types[0].as_ref().map_or(0, Ty::rank));
         let out = &cx.out_types[0].dims;
         let row = row_dims(&out[out.len() - out.len().min(rank - k)..]);
         match lead_out {
-            0 if out.len() == row.len() && row.contains(&-1) => {
+            0 if row.contains(&-1) => {
                 let (x, first) = (cx.ins[0], cx.b.ints(&[0]));
                 let none_kept = Attrs::new().with("keepdims", 0);
                 return cx.b.emit_n(&REDUCE_SUM, vec![x, Some(first)], none_kept, 1);
@@ -139,7 +150,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
     } else if op.axes == BatchAxes::AlongAxis
         || op.axes == BatchAxes::OneHot
         || ALONG.contains(&op)
-        || NORMS.contains(&op)
+        || norm::ROWS.contains(&op)
         || op == &GATHER
         || op == &GATHER_GRAD
     {
@@ -149,13 +160,14 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
             false => cx.in_types[0].as_ref().map_or(0, Ty::rank),
         };
         let axis = from_start(cx.attrs.int("axis"), rank);
-        cx.attrs.set("axis", ((axis + 1 - lead_out) as i64).into());
+        let is_norm = norm::ROWS.contains(&op);
+        let lead = if is_norm { lead_in(0) } else { lead_out };
+        cx.attrs.set("axis", ((axis + 1 - lead) as i64).into());
         if op == &GATHER_GRAD {
             cx.list_sizes(0, lead_out)?;
         }
-        if NORMS.contains(&op) {
-            let trailing = cx.out_types[0].rank() - lead_out;
-            whole_operands(&mut cx, trailing)?;
+        if is_norm {
+            whole_operands(&mut cx, rank - lead)?;
         }
     } else if op == &SLICE_GRAD {
         let axes = cx.attrs.ints("axes").iter();
@@ -169,6 +181,9 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.ins[1] = Some(cx.b.scalar(DType::I64, axis as f64));
     } else if op == &CONV_INPUT_GRAD {
         cx.list_sizes(2, lead_out)?;
+    } else if op.axes == BatchAxes::Broadcast && cx.fit.outs[0] == Rows::Last {
+        let classes = cx.b.ints(&row_dims(&cx.out_types[0].dims[..1]));
+        cx.ins[1] = Some(cx.b.concat(&[classes, cx.count], 0)?);
     } else if op.axes == BatchAxes::Broadcast {
         let trailing = cx.out_types[0].rank() - lead_out;
         let shape = cx.ins[1].take();

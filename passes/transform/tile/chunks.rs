@@ -8,15 +8,16 @@
 use super::region::{Region, like};
 use crate::error::{Error, Result};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, OpDef, Role, Same, Ty, ValueId};
+use crate::ir::{Attrs, DType, Dim, Graph, Node, NodeId, OpDef, Role, Same, Ty, ValueId};
 use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
-use crate::ops::arith::{ADD, DIV};
+use crate::ops::arith::{ADD, DIV, MOD};
 use crate::ops::batch_axes::{
     CutCx, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
-    own_axes,
+    own_axes, summed_by_rows,
 };
 use crate::ops::concat::CONCAT;
-use crate::ops::fill::CONSTANT_OF_SHAPE;
+use crate::ops::fill::{CONSTANT_OF_SHAPE, RANGE};
+use crate::ops::index::{GATHER, GATHER_GRAD};
 use crate::ops::logic::EQUAL;
 use crate::ops::loss::{CLASS_LOSS, label_weight};
 use crate::ops::matmul::GEMM;
@@ -25,6 +26,7 @@ use crate::ops::rule::{Formulas, compute_type, select};
 use crate::ops::shape::{EXPAND, RESHAPE, SHAPE};
 use crate::ops::slice::SLICE;
 use crate::ops::softmax::LOG_SOFTMAX;
+use crate::ops::sum_to::SUM_TO_SHAPE;
 use crate::ops::{Builder, EmitExt};
 use crate::transform::sizes::Sizes;
 use rustc_hash::FxHashMap;
@@ -41,6 +43,8 @@ pub struct Snapshot<'r> {
     outputs: [Vec<ValueId>; 2],
     /// Axes of reductions and slices.
     axes: FxHashMap<NodeId, Vec<usize>>,
+    /// Of sums over some of the rows: the sizes of their axes that hold the others.
+    shared: FxHashMap<NodeId, Vec<Dim>>,
 }
 
 impl<'r> Snapshot<'r> {
@@ -54,13 +58,22 @@ impl<'r> Snapshot<'r> {
         let sides = [&region.nodes, &region.after];
         let node = |id: &NodeId| (*id, graph.node(*id).clone());
         let axes = |id: &NodeId| Some((*id, own_axes(graph, contents, graph.node(*id))?));
+        let axes: FxHashMap<NodeId, Vec<usize>> = region.all().filter_map(axes).collect();
+        let shared = |id: &NodeId| match region.fits[id].ins.first() {
+            Some(Some(Rows::Lead(k))) => {
+                let axes = axes.get(id).map(Vec::as_slice);
+                Some((*id, summed_by_rows(graph, graph.node(*id), axes, *k)?))
+            }
+            _ => None,
+        };
         Snapshot {
             region,
             count,
+            shared: region.all().filter_map(shared).collect(),
             nodes: region.all().map(node).collect(),
             inputs: sides.map(|nodes| region.inputs_with_rows(graph, nodes)),
             outputs: sides.map(|nodes| region.outputs(graph, nodes)),
-            axes: region.all().filter_map(axes).collect(),
+            axes,
         }
     }
 }
@@ -326,7 +339,7 @@ impl Emitter<'_, '_> {
     fn flattened(&mut self, v: ValueId) -> Result<ValueId> {
         let rows = self.region.classes[&v];
         let v = self.own(v);
-        let Rows::Lead(k) = rows else {
+        let (Rows::Lead(k) | Rows::Shared(k)) = rows else {
             return Ok(v);
         };
         if k == 1 {
@@ -345,6 +358,140 @@ impl Emitter<'_, '_> {
         self.plain(&RESHAPE, &[v, shape])
     }
 
+    /// Emits an element for each row from `start` up to `end` of a value whose elements are shared by several rows.
+    fn looked_up(
+        &mut self,
+        v: ValueId,
+        rows: (ValueId, ValueId),
+        nodes: &[NodeId],
+    ) -> Result<ValueId> {
+        // The axes of the rows, as a reader's result has them.
+        let reader = nodes.iter().find_map(|id| {
+            let (node, fit) = (&self.snapshot.nodes[id], &self.region.fits[id]);
+            let is_read = node.ins.contains(&Some(v));
+            match fit.outs.first() {
+                Some(Rows::Lead(k)) if is_read => Some((node.outs[0], *k)),
+                _ => None,
+            }
+        });
+        let (reader, k) = reader.ok_or_else(|| bug("no reader says how rows share elements"))?;
+        let all = self.b.ty(reader).dims[..k].to_vec();
+        let Rows::Shared(own) = self.region.classes[&v] else {
+            return Err(bug("each row has its own elements"));
+        };
+        let missing = std::iter::repeat_n(Dim::ONE, k - own);
+        let own = missing.chain(self.b.ty(v).dims[..own].iter().cloned());
+        let own: Vec<Dim> = own.collect();
+        let flat = self.flat(v)?;
+        let index = self.shared_index(reader, &all, &own, rows)?;
+        self.plain(&GATHER, &[flat, index])
+    }
+
+    /// Emits, for each element of some rows along the axes `all` of a value, its number along the axes `own`, of which some have
+    /// size 1 instead.
+    fn shared_index(
+        &mut self,
+        of: ValueId,
+        all: &[Dim],
+        own: &[Dim],
+        (start, end): (ValueId, ValueId),
+    ) -> Result<ValueId> {
+        let (from, to) = (self.times(start, of)?, self.times(end, of)?);
+        let (from, to) = (self.b.squeeze(from, &[0])?, self.b.squeeze(to, &[0])?);
+        let one = self.b.scalar(DType::I64, 1.0);
+        let element = self.plain(&RANGE, &[from, to, one])?;
+        let mut index: Option<ValueId> = None;
+        for axis in (0..all.len()).filter(|axis| !own[*axis].is_one()) {
+            let mut at = element;
+            if axis + 1 < all.len() {
+                let behind = self.product(&all[axis + 1..])?;
+                at = self.plain(&DIV, &[at, behind])?;
+            }
+            if axis > 0 {
+                let len = self.product(&all[axis..=axis])?;
+                at = self.plain(&MOD, &[at, len])?;
+            }
+            if axis + 1 < all.len() {
+                let behind = self.product(&own[axis + 1..])?;
+                at = self.b.mul(at, behind)?;
+            }
+            index = Some(match index {
+                Some(index) => self.b.add(index, at)?,
+                None => at,
+            });
+        }
+        index.ok_or_else(|| bug("all rows share one element"))
+    }
+
+    /// Emits the product of sizes, as an int64 vector of length 1.
+    fn product(&mut self, dims: &[Dim]) -> Result<ValueId> {
+        self.dims(&[Dim::product(dims)])
+    }
+
+    /// Adds the sums over some of the rows of a chunk to the whole result, in which several rows share an element. Returns whether
+    /// `node` makes such a sum.
+    fn add_shared(
+        &mut self,
+        id: NodeId,
+        x: Option<ValueId>,
+        rows: (ValueId, ValueId),
+    ) -> Result<bool> {
+        let node = &self.snapshot.nodes[&id];
+        let (Some(own), Some(mut x)) = (self.snapshot.shared.get(&id), x) else {
+            return Ok(false);
+        };
+        let old = node.ins[0].ok_or_else(|| bug("a sum lacks an operand"))?;
+        let (all, v) = (self.b.ty(old).dims.clone(), node.outs[0]);
+        let (k, dtype) = (own.len(), compute_type(self.b.ty(x).dtype));
+        let index = self.shared_index(old, &all[..k], own, rows)?;
+        x = self.b.cast(x, dtype)?;
+        let sum = self.b.ty(v).dims.clone();
+        let row: Vec<Dim> = match self.snapshot.axes.get(&id) {
+            Some(axes) => {
+                let gone: Vec<i64> = axes
+                    .iter()
+                    .filter(|a| **a >= k)
+                    .map(|a| (a - k + 1) as i64)
+                    .collect();
+                if !gone.is_empty() {
+                    let (gone, none_kept) = (self.b.ints(&gone), Attrs::new().with("keepdims", 0));
+                    x = self.b.emit(&REDUCE_SUM, &[x, gone], none_kept)?;
+                }
+                (k..all.len())
+                    .filter(|a| !axes.contains(a))
+                    .map(|a| all[a].clone())
+                    .collect()
+            }
+            None => {
+                let row = sum[sum.len() - (all.len() - k)..].to_vec();
+                let count = self.sizes(x, 0, 1)?;
+                let sizes = self.dims(&row)?;
+                let to = self.b.emit(&CONCAT, &[count, sizes], axis(0))?;
+                x = self.plain(&SUM_TO_SHAPE, &[x, to])?;
+                row
+            }
+        };
+        let first = self.product(own)?;
+        let sizes = self.dims(&row)?;
+        let shape = self.b.emit(&CONCAT, &[first, sizes], axis(0))?;
+        let ins = vec![
+            Some(shape),
+            Some(index),
+            Some(x),
+            self.sums.get(&v).copied(),
+        ];
+        let sum = self.b.emit_n(&GATHER_GRAD, ins, Attrs::new(), 1)?[0];
+        self.sums.insert(v, sum);
+        Ok(true)
+    }
+
+    /// Emits sizes as an int64 vector.
+    fn dims(&mut self, dims: &[Dim]) -> Result<ValueId> {
+        let mut sizes = Sizes::of_inputs(self.b.graph);
+        let built = sizes.build(self.b, false, dims)?;
+        built.ok_or_else(|| bug("a size is not known"))
+    }
+
     /// Emits nodes of the region for the rows from `start` up to `end`.
     fn chunk(
         &mut self,
@@ -359,7 +506,13 @@ impl Emitter<'_, '_> {
             if now.contains_key(&v) {
                 continue;
             }
-            let axis = i64::from(self.region.classes[&v] == Rows::Last);
+            let rows = self.region.classes[&v];
+            if let Rows::Shared(_) = rows {
+                let looked_up = self.looked_up(v, (start, end), nodes)?;
+                now.insert(v, looked_up);
+                continue;
+            }
+            let axis = i64::from(rows == Rows::Last);
             let flat = self.flat(v)?;
             let (from, to) = (self.times(start, v)?, self.times(end, v)?);
             let (axis, one) = (self.b.ints(&[axis]), self.b.ints(&[1]));
@@ -377,7 +530,11 @@ impl Emitter<'_, '_> {
             None => *count.insert(self.b.sub(end, start)?),
         };
         for id in nodes {
-            self.node(*id, now, count)?;
+            let x = self.snapshot.nodes[id].operand(0);
+            let x = x.map(|v| now.get(&v).copied().unwrap_or_else(|| self.own(v)));
+            if !self.add_shared(*id, x, (start, end))? {
+                self.node(*id, now, count)?;
+            }
         }
         Ok(())
     }
@@ -671,7 +828,9 @@ impl Emitter<'_, '_> {
     fn gather(&mut self, chunk: &Chunk, outputs: &[ValueId]) -> Result<()> {
         self.b.prefix = "tile".into();
         for v in outputs {
-            if self.products.contains_key(v) {
+            let maker = self.b.graph.def_node(*v);
+            let is_shared = maker.is_some_and(|id| self.snapshot.shared.contains_key(&id));
+            if is_shared || self.products.contains_key(v) {
                 continue;
             }
             let part = chunk.values[v];
@@ -713,9 +872,11 @@ impl Emitter<'_, '_> {
         if self.b.ty(sum).dims == ty.dims {
             return Ok(sum);
         }
-        let dims = ty.static_dims();
-        let dims = dims.ok_or_else(|| bug("a sum has a size that is not a constant"))?;
-        let shape = self.b.ints(&dims);
+        if let Some(dims) = ty.static_dims() {
+            let shape = self.b.ints(&dims);
+            return self.plain(&RESHAPE, &[sum, shape]);
+        }
+        let shape = self.dims(&ty.dims)?;
         self.plain(&RESHAPE, &[sum, shape])
     }
 }

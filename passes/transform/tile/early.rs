@@ -9,18 +9,20 @@
 //! product of its own, so that each has its own rows. That is one more product, where the matrix need not exist whole. It makes
 //! no difference whether the model transposes the matrix or reduces its columns.
 
-use super::heads;
+use super::heads::{elementwise_operands, heads};
 use super::sink::{resume_at, sink, take_over};
 use crate::error::{Error, Result};
-use crate::ir::op::{BatchAxes, OpClass, OpDef};
+use crate::ir::op::{OpClass, OpDef};
 use crate::ir::typing::Contents;
-use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId, same_dims};
+use crate::ir::{Attrs, Dim, Graph, Node, NodeId, Same, ValueId};
 use crate::ops::arith::SUB;
 use crate::ops::batch_axes::{FitCx, Rows, axis_of, bare_product, class_scores, fit, own_axes};
+use crate::ops::index::GATHER;
 use crate::ops::matmul::GEMM;
-use crate::ops::names::EXP;
+use crate::ops::names::{EXP, SQRT};
 use crate::ops::reduce::{
-    REDUCE_LOG_SUM_EXP, REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM,
+    REDUCE_L2, REDUCE_LOG_SUM_EXP, REDUCE_MAX, REDUCE_MEAN, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM,
+    REDUCE_SUM_SQUARE,
 };
 use crate::ops::rule::compute_type;
 use crate::ops::shape::TRANSPOSE;
@@ -30,6 +32,7 @@ use crate::ops::{Builder, EmitExt};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::order::order_by_reads;
+use crate::transform::sizes::Sizes;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Applies the rewrites. Returns the new value for each value that was replaced.
@@ -61,7 +64,7 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
     let means = order
         .iter()
         .filter_map(|id| Some((*id, mean_of_rows(graph, &contents, &below, *id)?)));
-    let means: Vec<(NodeId, usize)> = means.collect();
+    let means: Vec<(NodeId, Vec<i64>)> = means.collect();
     let is_empty = slices.is_empty() && turns.is_empty() && columns.is_empty() && means.is_empty();
     if !is_empty {
         let mut b = Builder::resume(graph, contents);
@@ -80,8 +83,8 @@ pub fn settle_rows(graph: &mut Graph) -> Result<FxHashMap<ValueId, ValueId>> {
             take_over(&mut b, old, new);
             replaced.insert(old, new);
         }
-        for (id, rows) in means {
-            replaced.extend([sum_of_rows(&mut b, id, rows)?]);
+        for (id, axes) in means {
+            replaced.extend([sum_of_rows(&mut b, id, &axes)?]);
         }
         settle_order(graph, &order)?;
         contents = infer(graph)?;
@@ -189,18 +192,6 @@ fn turns_product(graph: &Graph, id: NodeId) -> bool {
     }
 }
 
-/// Returns the operands of an op on each element that are as large as its result; none for other ops.
-fn elementwise_operands(graph: &Graph, node: &Node) -> Vec<ValueId> {
-    if node.op.axes != BatchAxes::Pointwise || node.outs.len() != 1 {
-        return Vec::new();
-    }
-    let dims = &graph.ty(node.outs[0]).dims;
-    let operands = node.operands();
-    operands
-        .filter(|v| same_dims(&graph.ty(*v).dims, dims))
-        .collect()
-}
-
 /// Returns what a node that works along the columns of a similarity matrix does to them, if it is one: a reduction.
 fn along_columns(
     graph: &Graph,
@@ -231,36 +222,122 @@ fn along_columns(
     None
 }
 
-/// Returns the number of axes that are rows where a node takes the mean of the rows of something that follows from scores.
+/// Returns the axes of a node that takes the mean of rows of something that follows from scores.
 fn mean_of_rows(
     graph: &Graph,
     contents: &Contents,
     below: &FxHashSet<ValueId>,
     id: NodeId,
-) -> Option<usize> {
+) -> Option<Vec<i64>> {
     let node = graph.node(id);
     let x = node.operand(0).filter(|v| below.contains(v))?;
-    let (rank, dtype) = (graph.ty(x).rank(), graph.ty(x).dtype);
-    let is_wide = dtype == compute_type(dtype);
-    if node.op != &REDUCE_MEAN || rank < 2 || !is_wide {
-        return None;
-    }
+    let last = graph.ty(x).rank().checked_sub(1)?;
+    let axes = mean_axes(graph, contents, node)?;
+    axes.iter().copied().eq(0..last as i64).then_some(axes)
+}
+
+/// Returns the axes of a mean that a sum and a division compute as exactly.
+fn mean_axes(graph: &Graph, contents: &Contents, node: &Node) -> Option<Vec<i64>> {
+    let dtype = graph.ty(node.operand(0)?).dtype;
     let axes = own_axes(graph, contents, node)?;
-    axes.into_iter().eq(0..rank - 1).then_some(rank - 1)
+    let is_mean = node.op == &REDUCE_MEAN && dtype == compute_type(dtype) && !axes.is_empty();
+    is_mean.then(|| axes.iter().map(|axis| *axis as i64).collect())
+}
+
+/// Rewrites a reduction of wide rows, where that helps to cut them: a mean or a norm becomes a sum, and the largest or smallest
+/// element is that of each row first. Returns whether it did, and what is known of contents then.
+///
+/// # Errors
+/// What typing refuses.
+pub fn ease_reduction(
+    graph: &mut Graph,
+    contents: Contents,
+    id: NodeId,
+) -> Result<(bool, Contents)> {
+    let order = graph.order().to_vec();
+    let mut b = Builder::resume(graph, contents);
+    let is_eased = eased(&mut b, id)?;
+    let contents = b.contents;
+    if is_eased {
+        order_by_reads(graph, &order)?;
+        let is_dead = |v: &ValueId| graph.value(*v).uses().is_empty() && !graph.is_output(*v);
+        if graph.node(id).outs.iter().all(is_dead) {
+            graph.remove_nodes(&|node| node == id);
+        }
+    }
+    Ok((is_eased, contents))
+}
+
+/// Emits what [`ease_reduction`] does.
+fn eased(b: &mut Builder, id: NodeId) -> Result<bool> {
+    let (graph, contents) = (&b.graph, &b.contents);
+    let node = graph.node(id);
+    let Some(x) = node.operand(0) else {
+        return Ok(false);
+    };
+    if let Some(axes) = mean_axes(graph, contents, node) {
+        sum_of_rows(b, id, &axes)?;
+        return Ok(true);
+    }
+    let dtype = graph.ty(x).dtype;
+    let is_squared = node.op == &REDUCE_L2 || node.op == &REDUCE_SUM_SQUARE;
+    if is_squared && dtype == compute_type(dtype) {
+        let node = resume_at(b, id);
+        let square = b.mul(x, x)?;
+        let mut ins = node.ins.clone();
+        ins[0] = Some(square);
+        let mut new = b.emit_n(&REDUCE_SUM, ins, node.attrs.clone(), 1)?[0];
+        if node.op == &REDUCE_L2 {
+            new = b.emit(SQRT, &[new], Attrs::new())?;
+        }
+        take_over(b, node.outs[0], new);
+        return Ok(true);
+    }
+    let is_extreme = node.op == &REDUCE_MAX || node.op == &REDUCE_MIN;
+    let (Some(axes), Some((last, row))) = (
+        own_axes(graph, contents, node).filter(|axes| is_extreme && axes.len() > 1),
+        graph.ty(x).dims.iter().enumerate().next_back(),
+    ) else {
+        return Ok(false);
+    };
+    if row.is_one() || !axes.contains(&last) {
+        return Ok(false);
+    }
+    let op = node.op;
+    resume_at(b, id);
+    let last = b.ints(&[last as i64]);
+    let of_row = b.emit(op, &[x, last], Attrs::new())?;
+    b.graph.set_operand(id, 0, Some(of_row));
+    Ok(true)
 }
 
 /// Replaces the mean of rows by their sum and a division: chunks add up. Returns the old and the new value.
-fn sum_of_rows(b: &mut Builder, id: NodeId, rows: usize) -> Result<(ValueId, ValueId)> {
+fn sum_of_rows(b: &mut Builder, id: NodeId, axes: &[i64]) -> Result<(ValueId, ValueId)> {
     let node = resume_at(b, id);
     let x = node.ins[0].ok_or_else(|| Error::bug("tile", "a mean lacks its operand"))?;
-    let axes: Vec<i64> = (0..rows as i64).collect();
-    let ins = vec![Some(x), Some(b.ints(&axes))];
-    let sum = b.emit_n(&REDUCE_SUM, ins, node.attrs.clone(), 1)?[0];
-    let bounds = [0, rows as i64].map(|at| b.ints(&[at]));
-    let sizes = b.shape(x)?;
-    let sizes = b.slice(sizes, bounds, 0)?;
-    let none_kept = Attrs::new().with("keepdims", 0);
-    let count = b.emit(&REDUCE_PROD, &[sizes], none_kept)?;
+    let dims = &b.ty(x).dims;
+    let rows = Dim::product(
+        &axes
+            .iter()
+            .map(|a| dims[*a as usize].clone())
+            .collect::<Vec<_>>(),
+    );
+    let axes = b.ints(axes);
+    let sum = b.emit_n(
+        &REDUCE_SUM,
+        vec![Some(x), Some(axes)],
+        node.attrs.clone(),
+        1,
+    )?[0];
+    let count = match Sizes::of_inputs(b.graph).build(b, true, &[rows])? {
+        Some(count) => count,
+        None => {
+            let sizes = b.shape(x)?;
+            let sizes = b.emit(&GATHER, &[sizes, axes], Attrs::new())?;
+            let none_kept = Attrs::new().with("keepdims", 0);
+            b.emit(&REDUCE_PROD, &[sizes], none_kept)?
+        }
+    };
     let count = b.cast(count, b.dtype(x))?;
     let new = b.div(sum, count)?;
     take_over(b, node.outs[0], new);

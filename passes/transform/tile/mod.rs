@@ -14,15 +14,22 @@
 //! first and make what is narrow, such as log-probabilities of labels. The backward pass computes the scores of each chunk
 //! again ([`MUST_RECOMPUTE`]), at the price of one more product with the head.
 //!
+//! Where rows are compared with something of all rows, such as the mean of each class over the batch, that is computed before: a
+//! copy of the nodes that lead to it is a region of its own, and costs one more product with the head. Sinkhorn's iterations are
+//! several such regions, one after the other.
+//!
 //! Works on any head whose ops treat rows alike (`ops/batch_axes.rs`): with bias, soft caps, label smoothing, masks, class
 //! weights, any reduction. Rows are tokens or pixels, or examples where a loss mixes these. Sums over chunks round differently
 //! from one sum.
 
 mod chunks;
 pub mod early;
+mod heads;
 pub mod region;
 mod sink;
 
+use region::Early;
+use region::ONE_ROW;
 pub use region::{Refusal, Region};
 
 use crate::analysis::loss_values::loss_side;
@@ -31,7 +38,7 @@ use crate::error::{Error, Result};
 use crate::ir::graph::MUST_RECOMPUTE;
 use crate::ir::op::OpClass;
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, Id, Node, NodeId, Role, Same, SecondaryMap, ValueId};
+use crate::ir::{Dim, Graph, Id, NodeId, Role, Same, SecondaryMap, ValueId};
 use crate::ops::batch_axes::{axis_of, class_scores};
 use crate::ops::shape::IDENTITY;
 use crate::ops::softmax::LOG_SOFTMAX;
@@ -41,7 +48,10 @@ use crate::transform::infer::infer;
 use crate::transform::order::{append_after_operands, order_by_reads};
 use crate::transform::simplify::simplify;
 use chunks::Snapshot;
+use early::ease_reduction;
+use heads::{expands, heads, is_product};
 use rustc_hash::{FxHashMap, FxHashSet};
+use sink::resume_at;
 use std::fmt;
 
 /// The number of chunks that rows are cut into.
@@ -152,8 +162,8 @@ fn auto_chunks(graph: &Graph, region: &Region, binding: &Binding) -> usize {
 /// Most chunks: each one is a set of nodes of its own.
 const MAX_CHUNKS: usize = 1024;
 
-/// Most second names that are tried for the sake of one region.
-const MOST_SPLITS: usize = 16;
+/// Most second names, and most operands that are computed before, that are tried for the sake of one region.
+const MOST_SPLITS: usize = 64;
 
 /// What the pass did, or why it did not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,6 +174,8 @@ pub struct Tiled {
     pub regions: Vec<(String, usize)>,
     /// One line for people per value that stays whole, with the reason.
     pub refused: Vec<String>,
+    /// Reductions were rewritten, even if nothing was tiled then.
+    pub rewritten: bool,
 }
 
 impl Tiled {
@@ -226,18 +238,15 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                 continue;
             }
             let mut found;
-            (found, contents) = find(graph, contents, scores, true, &taken)?;
+            let eased = &mut tiled.rewritten;
+            (found, contents) = find(graph, contents, scores, true, &taken, eased)?;
             if found.is_err() {
                 let strict;
-                (strict, contents) = find(graph, contents, scores, false, &taken)?;
+                (strict, contents) = find(graph, contents, scores, false, &taken, eased)?;
                 found = strict.or(found);
             }
-            let found = found.map(|(region, own)| {
-                names.extend(own);
-                region
-            });
-            let region = match found {
-                Ok(region) => region,
+            let (region, help) = match found {
+                Ok(found) => found,
                 // The cuts of this round may change that.
                 Err(_) if !regions.is_empty() => {
                     later.push((i, scores));
@@ -250,17 +259,23 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
                     let why = format!("scores `{name}` stay whole{node}: {}", refusal.why);
                     // One says it of what is around it.
                     if i < usize::MAX || !stay_whole(graph, &refused, &whole) {
-                        refused.push((scores, why, i < named));
+                        refused.push((scores, why, i < named && refusal.why != ONE_ROW));
                     }
                     continue;
                 }
             };
             if region.all().any(|n| taken[*n]) {
+                contents = help.undo(graph, contents)?;
                 later.push((i, scores));
                 continue;
             }
             let count = chunks(graph, &region);
-            if count > 1 {
+            if count < 2 {
+                contents = help.undo(graph, contents)?;
+            } else {
+                names.extend(help.names);
+                // What is there before has regions of its own.
+                later.extend(help.again.into_iter().map(|again| (i, again.wide)));
                 let all = graph.ty(scores).elements();
                 cut.push(all.div(&Dim::from(count as i64)));
                 whole.push(graph.ty(scores).dims.to_vec());
@@ -333,39 +348,128 @@ fn alike(graph: &Graph, scores: &[Vec<Dim>]) -> Vec<ValueId> {
     values.filter(|v| is_alike(v) && is_made(v)).collect()
 }
 
-/// The region around scores and the second names that it needs.
-type Found = std::result::Result<(Region, Vec<ValueId>), Refusal>;
+/// The region around scores and what it needs.
+type Found = std::result::Result<(Region, Help), Refusal>;
 
-/// Returns what [`Region::around`] finds, with second names where these help, and what is known of contents then.
+/// Nodes that let a region exist.
+#[derive(Default)]
+struct Help {
+    /// Second names of values.
+    names: Vec<ValueId>,
+    /// What is computed before, in the order it was found.
+    again: Vec<Again>,
+    /// Operands that were replaced by results of these, each with what it was.
+    moved: Vec<(NodeId, usize, ValueId)>,
+    /// How many reductions were rewritten, which is not taken back.
+    eased: usize,
+}
+
+impl Help {
+    /// Takes names and copies away again. Returns what is known of contents then.
+    fn undo(self, graph: &mut Graph, contents: Contents) -> Result<Contents> {
+        for (node, slot, old) in self.moved.iter().rev() {
+            graph.set_operand(*node, *slot, Some(*old));
+        }
+        unite(graph, &self.names);
+        if self.names.is_empty() && self.again.is_empty() {
+            return Ok(contents);
+        }
+        dce(graph);
+        Contents::known(graph)
+    }
+}
+
+/// Something narrow that is read for all rows, computed again from the first wide value on.
+struct Again {
+    old: ValueId,
+    new: ValueId,
+    /// The new wide value.
+    wide: ValueId,
+}
+
+/// Returns what [`Region::around`] finds, with the help of new nodes where they help, and what is known of contents then.
 fn find(
     graph: &mut Graph,
     mut contents: Contents,
     scores: ValueId,
     halves: bool,
     taken: &SecondaryMap<NodeId, bool>,
+    rewritten: &mut bool,
 ) -> Result<(Found, Contents)> {
     let classes = classes_axis(graph, scores);
-    let mut names = Vec::new();
+    let mut help = Help::default();
     loop {
         let refusal = match Region::around(graph, &contents, scores, classes, halves) {
-            Ok(region) => return Ok((Ok((region, names)), contents)),
+            Ok(region) => return Ok((Ok((region, help)), contents)),
             Err(refusal) => refusal,
         };
-        match refusal.to_split() {
-            Some((node, slots)) if !taken[node] && names.len() < MOST_SPLITS => {
+        let is_taken = |id: &NodeId| taken[*id];
+        match (refusal.to_split(), &refusal.early) {
+            (Some((node, slots)), _) if !taken[node] && help.names.len() < MOST_SPLITS => {
                 let name;
                 (name, contents) = split(graph, contents, node, slots)?;
-                names.push(name);
+                help.names.push(name);
+            }
+            (None, Some(early))
+                if help.moved.len() < MOST_SPLITS
+                    && !early.nodes.iter().any(is_taken)
+                    && !early.readers.iter().any(|(id, _)| is_taken(id)) =>
+            {
+                contents = compute_before(graph, contents, early, &mut help)?;
             }
             _ => {
-                unite(graph, &names);
-                if !names.is_empty() {
-                    contents = Contents::known(graph)?;
+                let node = refusal
+                    .node
+                    .filter(|id| !taken[*id] && help.eased < MOST_SPLITS);
+                if let Some(id) = node {
+                    let is_eased;
+                    (is_eased, contents) = ease_reduction(graph, contents, id)?;
+                    help.eased += 1;
+                    *rewritten |= is_eased;
+                    if is_eased {
+                        continue;
+                    }
                 }
+                let contents = help.undo(graph, contents)?;
                 return Ok((Err(refusal), contents));
             }
         }
     }
+}
+
+/// Emits the nodes that lead to a value once more, if that is not done yet, and has its readers read the new one. Returns what is
+/// known of contents then.
+fn compute_before(
+    graph: &mut Graph,
+    contents: Contents,
+    early: &Early,
+    help: &mut Help,
+) -> Result<Contents> {
+    let order = graph.order().to_vec();
+    let mut b = Builder::resume(graph, contents);
+    if !help.again.iter().any(|again| again.old == early.value) {
+        let mut new: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+        for id in &early.nodes {
+            let node = resume_at(&mut b, *id);
+            let renamed = |v: &Option<ValueId>| v.map(|v| new.get(&v).copied().unwrap_or(v));
+            let ins = node.ins.iter().map(renamed).collect();
+            let outs = b.emit_n(node.op, ins, node.attrs.clone(), node.outs.len())?;
+            new.extend(node.outs.iter().copied().zip(outs));
+        }
+        help.again.push(Again {
+            old: early.value,
+            new: new[&early.value],
+            wide: new[&early.wide],
+        });
+    }
+    let contents = b.contents;
+    let again = help.again.iter().find(|again| again.old == early.value);
+    for (node, slot) in &early.readers {
+        graph.set_operand(*node, *slot, again.map(|again| again.new));
+        help.moved.push((*node, *slot, early.value));
+    }
+    order_by_reads(graph, &order)?;
+    Ok(contents)
 }
 
 /// Has a node read an `Identity` of the value that it reads in `slots`: a second name. A matrix of rows that is compared with
@@ -481,57 +585,6 @@ fn classes_axis(graph: &Graph, scores: ValueId) -> usize {
         None if is_conv => last.min(1),
         None => last,
     }
-}
-
-fn is_product(node: &Node) -> bool {
-    matches!(
-        node.op.class,
-        OpClass::Product | OpClass::BiasedProduct | OpClass::Convolution
-    )
-}
-
-/// Returns true for products whose result has wider rows than their first operand, and for convolutions with more filters
-/// than channels.
-fn expands(graph: &Graph, node: &Node) -> bool {
-    let width = |v: ValueId| {
-        let dims = &graph.ty(v).dims;
-        match node.op.class {
-            OpClass::Convolution => dims.get(1)?.as_const(),
-            _ => dims.last()?.as_const(),
-        }
-    };
-    let widths = || Some((width(node.operand(0)?)?, width(node.outs[0])?));
-    is_product(node) && widths().is_some_and(|(from, to)| to > from)
-}
-
-/// Returns true for similarities of rows with rows: matrices as wide as there are rows.
-fn compares_rows(graph: &Graph, node: &Node) -> bool {
-    let dims = &graph.ty(node.outs[0]).dims;
-    dims.len() == 2 && dims[1].as_const().is_none()
-}
-
-/// Returns the results of the last products before the loss that are wider than their operands: scores, however the loss
-/// is written.
-fn heads(graph: &Graph) -> Vec<ValueId> {
-    let mut heads = Vec::new();
-    let is_scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
-    let losses = graph.outputs().iter().copied().filter(is_scalar);
-    let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
-    let mut seen = SecondaryMap::new(graph.node_bound(), false);
-    while let Some(id) = open.pop() {
-        let node = graph.node(id);
-        if seen[id] || node.role == Role::Backward {
-            continue;
-        }
-        seen[id] = true;
-        if !is_product(node) {
-            open.extend(graph.operand_nodes(id));
-        } else if expands(graph, node) || compares_rows(graph, node) {
-            heads.push(node.outs[0]);
-        }
-    }
-    heads.sort_unstable();
-    heads
 }
 
 /// Replaces regions, which share no node, by their chunks. With `again`, backward nodes that run later may not read wide

@@ -14,7 +14,7 @@
 
 use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
-use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId};
+use crate::ir::{Atom, Dim, Graph, NodeId, Role, Same, SecondaryMap, ValueId, same_dims};
 use crate::ops::batch_axes::{Fit, FitCx, Reason, Rows, each, fit, lead};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -45,6 +45,9 @@ struct Wide {
     narrow: Option<i64>,
 }
 
+/// A reason that says nothing of other scores.
+pub const ONE_ROW: Reason = "there is one row only";
+
 /// Why there is no region.
 pub struct Refusal {
     /// The node that cannot be cut, if one is to blame.
@@ -54,12 +57,30 @@ pub struct Refusal {
     /// Operands of the node, all one value from outside, that it reads otherwise than the region reads this value. The region
     /// may exist if they are a value of their own.
     pub apart: Vec<usize>,
+    /// Something narrow of the region that a node reads for all rows. The region may exist if that is there before it.
+    pub early: Option<Early>,
+}
+
+/// Something narrow that follows from the rows of a region, such as a sum over them, and that is read for all rows.
+pub struct Early {
+    /// What is read.
+    pub value: ValueId,
+    /// The nodes with rows that lead to it, in order.
+    pub nodes: Vec<NodeId>,
+    /// The first wide value that they make.
+    pub wide: ValueId,
+    /// Nodes that read it so, each with the operand.
+    pub readers: Vec<(NodeId, usize)>,
 }
 
 impl Refusal {
     fn new(node: Option<NodeId>, why: Reason) -> Refusal {
-        let apart = Vec::new();
-        Refusal { node, why, apart }
+        Refusal {
+            node,
+            why,
+            apart: Vec::new(),
+            early: None,
+        }
     }
 
     /// Returns the node and [`Self::apart`], if that may help.
@@ -87,7 +108,7 @@ impl Region {
             let search = |is_chain| Region::search(graph, contents, scores, axes, is_chain, halves);
             // What a loss computes of whole sequences lies between the forward and the backward part of its rows.
             let found = search(false).or_else(|once| match search(true) {
-                Err(_) if !once.apart.is_empty() => Err(once),
+                Err(_) if !once.apart.is_empty() || once.early.is_some() => Err(once),
                 found => found,
             });
             match found {
@@ -97,7 +118,7 @@ impl Region {
                 }
             }
         }
-        Err(first.unwrap_or(Refusal::new(None, "there is one row only")))
+        Err(first.unwrap_or(Refusal::new(None, ONE_ROW)))
     }
 
     /// Returns the region around `wide`, a value of the forward pass, with its backward nodes apart.
@@ -129,7 +150,7 @@ impl Region {
         let rows = Dim::product(batch);
         let Some(k) = lead(dims, &rows).filter(|_| !rows.is_one()) else {
             return Err(none(match row.len() {
-                1 => "there is one row only",
+                1 => ONE_ROW,
                 _ => {
                     "there is one example only, whose elements the loss or what makes the scores mixes"
                 }
@@ -150,7 +171,20 @@ impl Region {
         };
         search.classes.insert(scores, Rows::Lead(k));
         search.touch(scores)?;
-        search.close()
+        let refusal = match search.close() {
+            Ok(()) => return search.region(),
+            Err(refusal) => refusal,
+        };
+        // A node that fits is refused for another reason.
+        let is_misfit = |id: &NodeId| {
+            search.fitted(*id, None).is_err()
+                || (search.fits.contains_key(id) && search.read_whole(*id).is_some())
+        };
+        let node = refusal.node.filter(is_misfit);
+        Err(Refusal {
+            early: node.and_then(|id| search.early(id)),
+            ..refusal
+        })
     }
 
     /// Returns all nodes, in the order they run.
@@ -179,7 +213,7 @@ impl Region {
     pub fn narrow_width(&self, graph: &Graph) -> i64 {
         let row = |v: ValueId| match self.classes[&v] {
             how @ Rows::Lead(_) => width(graph, v, how, &self.rows)?.as_const(),
-            Rows::Last | Rows::Sum => None,
+            Rows::Last | Rows::Shared(_) | Rows::Sum => None,
         };
         let inputs = self.inputs_with_rows(graph, &self.nodes).into_iter();
         let most = self.width.as_const().unwrap_or(i64::MAX);
@@ -296,8 +330,14 @@ impl Search<'_> {
         }
         for (v, rows) in with_rows().chain(outs) {
             let of_row = elements(self.graph, v, rows, &self.rows);
-            if rows != Rows::Sum && !of_row.is_some_and(|n| self.is_named(&n)) {
+            let is_one_axis = matches!(rows, Rows::Lead(_) | Rows::Last);
+            if is_one_axis && !of_row.is_some_and(|n| self.is_named(&n)) {
                 return Err("the number of elements for each row is not known before the step");
+            }
+            // What is built of these sizes needs them before the step.
+            let dims = &self.graph.ty(v).dims;
+            if !is_one_axis && !dims.iter().all(|dim| self.is_named(dim)) {
+                return Err("the sizes of a sum over rows are not known before the step");
             }
             let mut others = with_rows().filter(|(w, _)| *w == v);
             let is_other = |before: Rows| before != rows;
@@ -343,7 +383,7 @@ impl Search<'_> {
     }
 
     /// Adds all queued nodes, then the nodes on paths between nodes of the region, until there are none.
-    fn close(mut self) -> Result<Region, Refusal> {
+    fn close(&mut self) -> Result<(), Refusal> {
         let order = self.graph.order();
         let sides: &[Option<bool>] = match self.is_chain {
             true => &[Some(false), Some(true)],
@@ -362,13 +402,29 @@ impl Search<'_> {
                 self.include(id)?;
             }
         }
+        // One lookup serves all readers of what rows share.
+        let mut shared: FxHashMap<ValueId, &[Dim]> = FxHashMap::default();
+        for id in order.iter().filter(|id| self.fits.contains_key(id)) {
+            let (node, fit) = (self.graph.node(*id), &self.fits[id]);
+            let Some(Rows::Lead(k)) = fit.outs.first().copied() else {
+                continue;
+            };
+            let lead = &self.graph.ty(node.outs[0]).dims[..k];
+            for (v, rows) in node.ins.iter().zip(&fit.ins) {
+                if let (Some(v), Some(Rows::Shared(_))) = (v, rows)
+                    && !same_dims(shared.entry(*v).or_insert(lead), lead)
+                {
+                    return Err(Refusal::new(
+                        Some(*id),
+                        "rows share its operand in two ways",
+                    ));
+                }
+            }
+        }
         // What a node reads whole must not have got rows since.
         for id in order.iter().filter(|id| self.fits.contains_key(id)) {
             let node = self.graph.node(*id);
-            let is_whole = |slot: &usize| self.fits[id].ins[*slot].is_none();
-            let mut whole = (0..node.ins.len()).filter(is_whole);
-            let has_rows = |v: &ValueId| self.classes.contains_key(v);
-            let Some(v) = whole.find_map(|slot| node.ins[slot].filter(has_rows)) else {
+            let Some(v) = self.read_whole(*id) else {
                 continue;
             };
             let mut refusal = Refusal::new(Some(*id), "it reads rows as if they were none");
@@ -378,6 +434,12 @@ impl Search<'_> {
             }
             return Err(refusal);
         }
+        Ok(())
+    }
+
+    /// Returns the region of all nodes that were added.
+    fn region(self) -> Result<Region, Refusal> {
+        let order = self.graph.order();
         let inside = |id: &NodeId| self.fits.contains_key(id);
         let all = order.iter().copied().filter(inside);
         let later = |id: &NodeId| self.is_chain && self.is_backward(*id);
@@ -397,6 +459,96 @@ impl Search<'_> {
             width: self.wide.most.clone(),
             wide: self.wide,
         })
+    }
+
+    /// Returns [`Refusal::early`] of a node that does not fit, or of the first node that leads to it and does not fit either.
+    fn early(&mut self, mut reader: NodeId) -> Option<Early> {
+        loop {
+            let value = self.read_for_all(reader)?;
+            match self.leading_to(value) {
+                Ok(nodes) => return self.early_value(reader, value, nodes),
+                Err(earlier) => reader = earlier,
+            }
+        }
+    }
+
+    /// Returns something narrow of the region without which a node would fit, or would not belong to it.
+    fn read_for_all(&self, id: NodeId) -> Option<ValueId> {
+        let node = self.graph.node(id);
+        let of_region = |v: &ValueId| self.classes.contains_key(v);
+        let mut operands = node.operands().filter(of_region);
+        operands.find(|v| {
+            let is_narrow = !self.wide.holds(self.graph, *v, self.classes[v], &self.rows);
+            let is_only = node.operands().filter(of_region).all(|w| w == *v)
+                && !node.outs.iter().any(|w| of_region(w));
+            // A sum is read for all rows wherever it is read.
+            let is_sum = self.classes[v] == Rows::Sum;
+            is_narrow && (is_sum || is_only || self.fitted(id, Some(*v)).is_ok())
+        })
+    }
+
+    /// Adds the nodes that lead to a value, and returns those of the region in order.
+    ///
+    /// # Errors
+    /// The first of these that does not fit.
+    fn leading_to(&mut self, value: ValueId) -> Result<Vec<NodeId>, NodeId> {
+        let order = self.graph.order();
+        let above = ancestors(self.graph, value);
+        loop {
+            self.open.retain(|id| above[*id]);
+            if self.open.is_empty() {
+                let mut between = self.between(order, None);
+                between.retain(|id| above[*id]);
+                self.open = between;
+            }
+            let Some(id) = self.open.pop() else {
+                break;
+            };
+            self.include(id).map_err(|_| id)?;
+        }
+        let inside = |id: &&NodeId| above[**id] && self.fits.contains_key(id);
+        let nodes: Vec<NodeId> = order.iter().filter(inside).copied().collect();
+        match nodes.iter().find(|id| self.read_whole(**id).is_some()) {
+            Some(id) => Err(*id),
+            None => Ok(nodes),
+        }
+    }
+
+    fn early_value(&self, reader: NodeId, value: ValueId, nodes: Vec<NodeId>) -> Option<Early> {
+        let graph = self.graph;
+        let is_wide = |v: &ValueId| self.wide.holds(graph, *v, self.classes[v], &self.rows);
+        let mut made = nodes.iter().flat_map(|id| &graph.node(*id).outs);
+        let wide = *made.find(|v| is_wide(v))?;
+        let makes = |id: &NodeId| graph.node(*id).outs.contains(&value);
+        if !nodes.iter().any(makes)
+            || !nodes
+                .iter()
+                .all(|id| graph.node(*id).op.effect.recomputable())
+        {
+            return None;
+        }
+        let uses = graph.value(value).uses().iter();
+        // No node of the region can read a sum.
+        let counts = |node: NodeId| node == reader || self.classes[&value] == Rows::Sum;
+        let readers = uses.filter(|u| counts(u.node)).map(|u| (u.node, u.slot));
+        Some(Early {
+            value,
+            nodes,
+            wide,
+            readers: readers.collect(),
+        })
+    }
+
+    /// Returns a value that has rows and that a node of the region reads as if it had none.
+    fn read_whole(&self, id: NodeId) -> Option<ValueId> {
+        let node = self.graph.node(id);
+        let fit = &self.fits[&id];
+        let mut whole = node
+            .ins
+            .iter()
+            .zip(&fit.ins)
+            .filter(|(_, rows)| rows.is_none());
+        whole.find_map(|(v, _)| v.filter(|v| self.classes.contains_key(v)))
     }
 
     fn is_backward(&self, id: NodeId) -> bool {
@@ -437,13 +589,26 @@ impl Search<'_> {
     }
 }
 
+/// Returns the nodes that lead to a value.
+fn ancestors(graph: &Graph, v: ValueId) -> SecondaryMap<NodeId, bool> {
+    let mut above = SecondaryMap::new(graph.node_bound(), false);
+    let mut open: Vec<NodeId> = graph.def_node(v).into_iter().collect();
+    while let Some(id) = open.pop() {
+        if !above[id] {
+            above[id] = true;
+            open.extend(graph.operand_nodes(id));
+        }
+    }
+    above
+}
+
 /// Returns the number of elements for each row along the axes of a value that hold the rows.
 fn elements(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
     let dims = &graph.ty(v).dims;
     match how {
         Rows::Lead(k) => each(&dims[..k], rows),
         Rows::Last => each(&dims[1..], rows),
-        Rows::Sum => None,
+        Rows::Shared(_) | Rows::Sum => None,
     }
 }
 
@@ -452,7 +617,8 @@ fn width(graph: &Graph, v: ValueId, how: Rows, rows: &Dim) -> Option<Dim> {
     let dims = &graph.ty(v).dims;
     let rest = match how {
         Rows::Lead(k) => Dim::product(&dims[k..]),
-        Rows::Last | Rows::Sum => dims.first()?.clone(),
+        Rows::Last => dims.first()?.clone(),
+        Rows::Shared(_) | Rows::Sum => return None,
     };
     Some(elements(graph, v, how, rows)?.mul(&rest))
 }

@@ -8,7 +8,7 @@
 //!
 //! A mean over rows and classes is the mean of what is the mean over the classes of each row.
 
-use super::{heads, is_product};
+use super::heads::{heads, is_product};
 use crate::error::Result;
 use crate::ir::op::{BatchAxes, Effect, OpClass};
 use crate::ir::typing::Contents;

@@ -30,7 +30,15 @@ pub struct Sharing {
 impl Sharing {
     /// Returns the ranks that share a step; `None` for one process.
     pub fn mesh(&self) -> Option<Mesh> {
-        self.of(self.mesh?)
+        let slices = self.shard != Shard::None;
+        match self.mesh {
+            Some(mesh) => self.of(mesh),
+            // [`Mesh::check`] refuses slices without ranks.
+            None => slices.then_some(Mesh {
+                shard: self.shard,
+                ..Mesh::default()
+            }),
+        }
     }
 
     /// As [`Sharing::mesh`], for the ranks of a mesh.

@@ -75,6 +75,7 @@ pub const OPS: &[Op] = &[
         let k = c.int("k", 1)?;
         kth(c, k)
     }),
+    ("logcumsumexp(self: t, dim: i)", logcumsumexp),
     ("median(self: t, dim: i, keepdim: b?)", median),
     (
         "nan_to_num(self: t, nan: f?, posinf: f?, neginf: f?)",
@@ -178,14 +179,46 @@ fn median(c: &mut Call) -> Result<Value> {
     kth(c, size - size / 2)
 }
 
+/// Returns the largest number of a float type.
+fn largest(dtype: DType) -> Option<f64> {
+    match dtype {
+        DType::F16 => Some(65504.0),
+        DType::BF16 => Some(f64::from(f32::from_bits(0x7f7f_0000))),
+        DType::F32 => Some(f64::from(f32::MAX)),
+        DType::F64 => Some(f64::MAX),
+        _ => None,
+    }
+}
+
+/// Lowers logarithms of running sums of exponentials: each step doubles how many elements the sums span (Hillis and Steele,
+/// "Data parallel algorithms", 1986), so each sum is relative to its own largest element. Leading
+/// infinities become the lowest number of the type.
+fn logcumsumexp(c: &mut Call) -> Result<Value> {
+    let dims = c.sizes("self")?;
+    let axis = c.axis("dim", -1, dims.len())?;
+    let size = dims.get(axis).map_or(Some(1), Dim::as_const);
+    let size = size.ok_or_else(|| c.fail("shape", "the size along the axis is not known"))?;
+    let least = largest(c.low.dtype(c.tensor("self")?));
+    let least = least.ok_or_else(|| c.unsupported("an integer").help("use to(torch.float32)"))?;
+    let mut sums = c.given("self");
+    let mut span = 1;
+    while span < size {
+        let mut pads = vec![0; 2 * (dims.len() - axis)];
+        let front = pads.len() - 2;
+        pads[front] = span;
+        let [along, from, length] = [axis as i64, 0, size - span].map(Value::from);
+        let before = c.run("narrow", [sums.clone(), along, from, length])?;
+        let before = c.run("constant_pad_nd", [before, pads.into(), (-least).into()])?;
+        sums = c.run("logaddexp", [sums, before])?;
+        span *= 2;
+    }
+    Ok(sums)
+}
+
 fn nan_to_num(c: &mut Call) -> Result<Value> {
     let x = c.given("self");
-    let most = match c.low.dtype(c.tensor("self")?) {
-        DType::F16 => 65504.0,
-        DType::BF16 => f64::from(f32::from_bits(0x7f7f_0000)),
-        DType::F32 => f64::from(f32::MAX),
-        DType::F64 => f64::MAX,
-        _ => return Ok(x),
+    let Some(most) = largest(c.low.dtype(c.tensor("self")?)) else {
+        return Ok(x);
     };
     let mut y = x.clone();
     for (test, name, natural) in [

@@ -62,6 +62,22 @@ pub const OPS: &[Op] = &[
         "{nll_loss,nll_loss2d,nll_loss_nd}(self: t, target: t, weight: t?, reduction: i?, ignore_index: i?)",
         |c| labelled(c, &loss::NEGATIVE_LOG_LIKELIHOOD_LOSS),
     ),
+    // Σ max(0, margin − x[y] + x[i])ᵖ over the other classes, by their number.
+    (
+        "multi_margin_loss(self: t, target: t, p: i = 1, margin: f = 1.0, weight: t?, reduction: i?)",
+        |c| {
+            let (_, count) = classes(c)?;
+            if c.sizes("self")?.len() != 2 {
+                return Err(c.unsupported("scores without a batch"));
+            }
+            c.formula(
+                &[("count", count.into())],
+                "label = unsqueeze(target, 1); own = gather(self, 1, label); off = clamp_min(self - own + margin, 0); \
+                 off = p == 2 ? off * off : off; off = where(label == arange(count), 0.0, off); each = mean(off, 1); \
+                 reduce_loss(given(weight) ? each * index_select(weight, 0, target) : each, reduction)",
+            )
+        },
+    ),
     ("reduce_loss(each: t, reduction: i?)", |c| {
         let text = match reduction(c)? {
             "none" => "each",

@@ -63,7 +63,7 @@ const REFUSED: &[&str] = &[
     "_unique2 bincount unique_dim: the size of its result depends on data; mask with \
      torch.where, or compute it outside of the model",
     "multinomial: it draws random numbers; draw them outside of the model and make them an input",
-    "ctc_loss _ctc_loss multi_margin_loss: compute it outside of the model, with --loss vjp",
+    "ctc_loss _ctc_loss: compute it outside of the model, with --loss vjp",
     "cumprod: use exp of cumsum of logarithms",
     "digamma i0 lgamma special_i0 polygamma: there is no such function in ONNX; compute it outside of the model",
     "diagonal_scatter: choose with where and eye instead",
@@ -72,7 +72,6 @@ const REFUSED: &[&str] = &[
     "index_reduce: use scatter_reduce",
     "linalg_cholesky linalg_cholesky_ex linalg_det linalg_inv linalg_inv_ex _linalg_det: \
      factorise matrices outside of the model",
-    "logcumsumexp: use logsumexp over windows that are masked",
     "mode: it has no gradient; compute it outside of the model",
     "quantile: sort, and interpolate between the two in the middle",
     "renorm: normalise the weights after the step instead",

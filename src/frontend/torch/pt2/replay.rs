@@ -4,12 +4,12 @@ use super::super::aten::{Kind, Lowering, Place};
 use super::super::scalars;
 use super::super::value::{TensorId, Value};
 use super::schema::{
-    Argument, Graph, Named, NamedArgument, Node, OptionalTensor, SymArgument, TensorMeta,
+    Argument, Graph, Named, NamedArgument, Node, OptionalTensor, SymArgument, SymFloat, TensorMeta,
 };
 use super::sizes::Sizes;
 use super::weights;
 use crate::frontend::given::Given;
-use ckpt_passes::ir::{Dim, Same, Ty};
+use ckpt_passes::ir::{DType, Dim, Same, Ty};
 use ckpt_passes::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -135,7 +135,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         if target.contains("_assert_") || target.contains("sym_constrain_range") {
             return Ok(Value::None);
         }
-        let arithmetic = ["_operator.", "torch.sym_", "math."];
+        let arithmetic = ["_operator.", "torch.sym_", "torch._sym_", "math."];
         if let Some(op) = arithmetic.iter().find_map(|p| target.strip_prefix(p)) {
             return self.arithmetic(op, node);
         }
@@ -224,7 +224,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         Ok(Value::Tuple(results?))
     }
 
-    /// Computes with sizes.
+    /// Computes with sizes. A float that no number of the program tells is a tensor.
     fn arithmetic(&mut self, op: &str, node: &Node) -> Result<Value> {
         let mut args = Vec::with_capacity(node.inputs.len());
         for input in &node.inputs {
@@ -243,20 +243,56 @@ impl<'l, 'g> Replay<'l, 'g> {
             "float" | "sym_float" => "Float",
             op => op,
         };
+        let known = scalars::evaluate(name, &args)?.unwrap_or(Value::Unknown);
+        let ops = ["add", "sub", "mul", "div", "pow", "neg", "sqrt", "Float"];
+        let of_float =
+            ops.contains(&name) && matches!(node.outputs.first(), Some(Argument::AsSymFloat(_)));
+        let is_number = |v: &Value| matches!(v, Value::Int(_) | Value::Float(_) | Value::Tensor(_));
         // An unknown result is refused where it is needed. An assertion does not need it.
-        Ok(scalars::evaluate(name, &args)?.unwrap_or(Value::Unknown))
+        if known != Value::Unknown || !of_float || !args.iter().all(is_number) {
+            return Ok(known);
+        }
+        let place = Place {
+            name: node
+                .outputs
+                .iter()
+                .find_map(output_name)
+                .unwrap_or(name)
+                .to_string(),
+            scopes: scopes(node),
+            source: String::new(),
+        };
+        let mut tensors = Vec::with_capacity(args.len());
+        for arg in args {
+            tensors.push(match arg {
+                Value::Tensor(_) => arg,
+                number => {
+                    let double = vec![("dtype", Value::DType(DType::F64))];
+                    let make = "aten::scalar_tensor";
+                    self.lowering
+                        .call(make, None, vec![number], double, &place)?
+                }
+            });
+        }
+        match name {
+            "Float" => Ok(tensors.swap_remove(0)),
+            _ => self
+                .lowering
+                .call(&format!("aten::{name}"), None, tensors, Vec::new(), &place),
+        }
+    }
+
+    fn named(&self, name: &str) -> Result<Value> {
+        let value = self.values.get(name).cloned();
+        value.ok_or_else(|| damaged(format!("nothing defines `{name}`")))
     }
 
     fn sym(&self, arg: &SymArgument) -> Result<Value> {
-        Ok(match arg {
-            SymArgument::AsInt(n) => Value::from(*n),
-            SymArgument::AsBool(b) => Value::from(*b),
-            SymArgument::AsName(name) => self
-                .values
-                .get(name)
-                .cloned()
-                .ok_or_else(|| damaged(format!("nothing defines `{name}`")))?,
-        })
+        match arg {
+            SymArgument::AsInt(n) => Ok(Value::from(*n)),
+            SymArgument::AsBool(b) => Ok(Value::from(*b)),
+            SymArgument::AsName(name) => self.named(name),
+        }
     }
 
     fn argument(&self, arg: &Argument) -> Result<Value> {
@@ -283,7 +319,8 @@ impl<'l, 'g> Replay<'l, 'g> {
             Argument::AsOptionalTensors(all) => list(all.iter().map(optional).collect()),
             Argument::AsInt(n) => Ok(Value::Int(Dim::from(*n))),
             Argument::AsInts(all) => Ok(Value::ints(all)),
-            Argument::AsFloat(x) => float(x),
+            Argument::AsFloat(x) | Argument::AsSymFloat(SymFloat::AsFloat(x)) => float(x),
+            Argument::AsSymFloat(SymFloat::AsName(name)) => self.named(name),
             Argument::AsFloats(all) => list(all.iter().map(float).collect()),
             Argument::AsString(text) => Ok(Value::Str(text.clone())),
             Argument::AsStrings(all) => Ok(all.clone().into()),
@@ -405,7 +442,8 @@ pub fn output_name(output: &Argument) -> Option<&str> {
         Argument::AsTensor(named) => Some(&named.name),
         Argument::AsOptionalTensor(OptionalTensor::AsTensor(named)) => Some(&named.name),
         Argument::AsSymInt(SymArgument::AsName(name))
-        | Argument::AsSymBool(SymArgument::AsName(name)) => Some(name),
+        | Argument::AsSymBool(SymArgument::AsName(name))
+        | Argument::AsSymFloat(SymFloat::AsName(name)) => Some(name),
         Argument::AsTensors(all) => all.first().map(|n| n.name.as_str()),
         _ => None,
     }

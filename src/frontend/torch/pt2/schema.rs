@@ -247,8 +247,8 @@ pub enum Argument {
     AsSymInt(SymArgument),
     /// A list of integers, some of them computed from sizes.
     AsSymInts(Vec<SymArgument>),
-    /// A float that is computed from sizes. Not supported.
-    AsSymFloat(IgnoredAny),
+    /// A float that is computed from sizes.
+    AsSymFloat(SymFloat),
     /// A list of floats, some of them computed from sizes. Not supported.
     AsSymFloats(IgnoredAny),
     /// An element type: a code as in [`TensorMeta::dtype`], complex types included.
@@ -341,6 +341,16 @@ pub enum SymArgument {
     AsInt(i64),
     /// A truth value literal, in a list that also has names.
     AsBool(bool),
+}
+
+/// A float: a literal, or the name of a result.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SymFloat {
+    /// Name of the result that holds the value.
+    AsName(String),
+    /// A literal.
+    AsFloat(Float),
 }
 
 /// A tensor, or `None` in its place.

@@ -1,0 +1,115 @@
+//! Heads: products that make scores of classes.
+
+use crate::ir::op::{BatchAxes, OpClass};
+use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId, same_dims};
+use crate::ops::batch_axes::axis_of;
+use crate::ops::softmax::SOFTMAX;
+use rustc_hash::FxHashSet;
+
+pub fn is_product(node: &Node) -> bool {
+    matches!(
+        node.op.class,
+        OpClass::Product | OpClass::BiasedProduct | OpClass::Convolution
+    )
+}
+
+/// Returns true for products whose result has wider rows than their first operand, and for convolutions with more filters
+/// than channels.
+pub fn expands(graph: &Graph, node: &Node) -> bool {
+    let width = |v: ValueId| {
+        let dims = &graph.ty(v).dims;
+        match node.op.class {
+            OpClass::Convolution => dims.get(1)?.as_const(),
+            _ => dims.last()?.as_const(),
+        }
+    };
+    let widths = || Some((width(node.operand(0)?)?, width(node.outs[0])?));
+    is_product(node) && widths().is_some_and(|(from, to)| to > from)
+}
+
+/// Returns true for similarities of rows with rows, which are as wide as there are rows, and for those of features, of which each is a
+/// sum over the rows.
+fn compares_rows(graph: &Graph, node: &Node) -> bool {
+    let is_named = |dim: &Dim| dim.as_const().is_none();
+    let [rows, width] = &graph.ty(node.outs[0]).dims[..] else {
+        return false;
+    };
+    let mut x = node.operand(0).into_iter().flat_map(|v| &graph.ty(v).dims);
+    is_named(width) || (!is_named(rows) && x.any(is_named))
+}
+
+/// Returns the scores of classes that a parameter makes, if `v` follows from their softmax, element by element: weights of a mean
+/// over the classes.
+fn softened(graph: &Graph, v: ValueId) -> Option<ValueId> {
+    let mut open = vec![(v, false)];
+    let mut seen = FxHashSet::default();
+    while let Some((v, is_soft)) = open.pop() {
+        let Some(node) = graph.def_node(v).map(|id| graph.node(id)) else {
+            continue;
+        };
+        if !seen.insert((v, is_soft)) {
+            continue;
+        }
+        if is_product(node) {
+            let is_parameter = |w: ValueId| graph.ty(w).static_dims().is_some_and(|d| d.len() == 2);
+            if is_soft && expands(graph, node) && node.operand(1).is_some_and(is_parameter) {
+                return Some(v);
+            }
+            continue;
+        }
+        let rank = graph.ty(v).rank();
+        match node.op == &SOFTMAX && axis_of(node, rank) + 1 == rank {
+            true => open.extend(node.operand(0).map(|x| (x, true))),
+            false if node.op.axes == BatchAxes::Regrouped => {
+                open.extend(node.operand(0).map(|x| (x, is_soft)));
+            }
+            false => {
+                let operands = elementwise_operands(graph, node);
+                // A product of weights with something as wide is no mean.
+                if is_soft || operands.len() == 1 {
+                    open.extend(operands.into_iter().map(|x| (x, is_soft)));
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Returns the scores that a loss is made of, however it is written: results of the last products before it that are wider than
+/// their operands, compare rows or features, or whose softmax weighs a mean.
+pub fn heads(graph: &Graph) -> Vec<ValueId> {
+    let mut heads = Vec::new();
+    let is_scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
+    let losses = graph.outputs().iter().copied().filter(is_scalar);
+    let mut open: Vec<NodeId> = losses.filter_map(|v| graph.def_node(v)).collect();
+    let mut seen = SecondaryMap::new(graph.node_bound(), false);
+    while let Some(id) = open.pop() {
+        let node = graph.node(id);
+        if seen[id] || node.role == Role::Backward {
+            continue;
+        }
+        seen[id] = true;
+        if !is_product(node) {
+            open.extend(graph.operand_nodes(id));
+        } else if expands(graph, node) || compares_rows(graph, node) {
+            heads.push(node.outs[0]);
+        } else {
+            heads.extend(node.operand(0).and_then(|v| softened(graph, v)));
+        }
+    }
+    heads.sort_unstable();
+    heads.dedup();
+    heads
+}
+
+/// Returns the operands of an op on each element that are as large as its result; none for other ops.
+pub fn elementwise_operands(graph: &Graph, node: &Node) -> Vec<ValueId> {
+    if node.op.axes != BatchAxes::Pointwise || node.outs.len() != 1 {
+        return Vec::new();
+    }
+    let dims = &graph.ty(node.outs[0]).dims;
+    let operands = node.operands();
+    operands
+        .filter(|v| same_dims(&graph.ty(*v).dims, dims))
+        .collect()
+}
