@@ -76,6 +76,9 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
     if op == &IDENTITY {
         return Ok(cx.ins.into_iter().flatten().collect());
     }
+    if is_of_columns(&cx) {
+        return of_columns(cx);
+    }
     if op.axes == BatchAxes::Pointwise {
         if lead_out > 0 {
             let trailing = cx.out_types[0].rank() - lead_out;
@@ -105,17 +108,6 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let moved = perm[lead_out..].iter().map(|p| (p - lead_out + 1) as i64);
         let perm: Vec<i64> = std::iter::once(0).chain(moved).collect();
         cx.attrs = Attrs::new().with("perm", perm);
-    } else if cx.fit.ins[0] == Some(Rows::Last)
-        && matches!(op.axes, BatchAxes::SummedToShape | BatchAxes::Reduced)
-    {
-        // Columns stay where they are.
-        if op.axes == BatchAxes::SummedToShape && cx.fit.outs[0] != Rows::Sum {
-            let one = cx.b.ints(&[1]);
-            cx.ins[1] = Some(match cx.out_types[0].rank() {
-                1 => cx.count,
-                _ => cx.b.concat(&[one, cx.count], 0)?,
-            });
-        }
     } else if op.axes == BatchAxes::SummedToShape {
         let (k, rank) = (lead_in(0), cx.in_types[0].as_ref().map_or(0, Ty::rank));
         let out = &cx.out_types[0].dims;
@@ -181,9 +173,6 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.ins[1] = Some(cx.b.scalar(DType::I64, axis as f64));
     } else if op == &CONV_INPUT_GRAD {
         cx.list_sizes(2, lead_out)?;
-    } else if op.axes == BatchAxes::Broadcast && cx.fit.outs[0] == Rows::Last {
-        let classes = cx.b.ints(&row_dims(&cx.out_types[0].dims[..1]));
-        cx.ins[1] = Some(cx.b.concat(&[classes, cx.count], 0)?);
     } else if op.axes == BatchAxes::Broadcast {
         let trailing = cx.out_types[0].rank() - lead_out;
         let shape = cx.ins[1].take();
@@ -193,6 +182,28 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.list_sizes(1, lead_out)?;
     }
     cx.b.emit_n(op, cx.ins, cx.attrs, n_outs)
+}
+
+/// Whether a node reduces a matrix whose columns are the rows, or is broadcast to one.
+fn is_of_columns(cx: &CutCx) -> bool {
+    let reads = cx.fit.ins[0] == Some(Rows::Last);
+    match cx.op.axes {
+        BatchAxes::SummedToShape | BatchAxes::Reduced => reads,
+        BatchAxes::Broadcast => cx.fit.outs[0] == Rows::Last,
+        _ => false,
+    }
+}
+
+/// Emits such a node. Columns stay where they are.
+fn of_columns(mut cx: CutCx) -> Result<Vec<ValueId>> {
+    let dims = &cx.out_types[0].dims;
+    let lists_sizes = cx.op.axes != BatchAxes::Reduced && cx.fit.outs[0] != Rows::Sum;
+    if lists_sizes {
+        let before = row_dims(&dims[..dims.len() - 1]);
+        let before = cx.b.ints(&before);
+        cx.ins[1] = Some(cx.b.concat(&[before, cx.count], 0)?);
+    }
+    cx.b.emit_n(cx.op, cx.ins, cx.attrs, cx.out_types.len())
 }
 
 /// Constant sizes of a row; [`fit`] has made sure that they are.

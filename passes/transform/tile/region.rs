@@ -480,7 +480,7 @@ impl Search<'_> {
         operands.find(|v| {
             let is_narrow = !self.wide.holds(self.graph, *v, self.classes[v], &self.rows);
             let is_only = node.operands().filter(of_region).all(|w| w == *v)
-                && !node.outs.iter().any(|w| of_region(w));
+                && !node.outs.iter().any(of_region);
             // A sum is read for all rows wherever it is read.
             let is_sum = self.classes[v] == Rows::Sum;
             is_narrow && (is_sum || is_only || self.fitted(id, Some(*v)).is_ok())
