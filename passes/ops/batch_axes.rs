@@ -572,18 +572,24 @@ fn first_lead(cx: &FitCx, node: &Node) -> std::result::Result<usize, Reason> {
     }
 }
 
-/// The axes of a sum to `sum` over some of the axes of `x` that hold the rows, `k` of them, if it is one: those that remain, and
-/// size 1 for others.
+/// The sizes of a value that several rows share, [`Rows::Shared`] with `own` axes, along the `k` axes that hold the rows: 1 for those
+/// that it lacks.
+pub fn shared_sizes(dims: &[Dim], own: usize, k: usize) -> Vec<Dim> {
+    let missing = std::iter::repeat_n(Dim::ONE, k - own);
+    missing.chain(dims[..own].iter().cloned()).collect()
+}
+
+/// [`shared_sizes`] of the result of a sum of `x`, whose first `k` axes hold the rows; `None` unless it adds up some of these axes
+/// and leaves others.
 fn shared_axes(x: &[Dim], sum: &[Dim], k: usize) -> Option<Vec<Dim>> {
     let rows = broadcast(sum, x, k).ok()??;
     let Rows::Shared(own) = rows else {
         return None;
     };
-    let missing = std::iter::repeat_n(Dim::ONE, k - own);
-    Some(missing.chain(sum[..own].iter().cloned()).collect())
+    Some(shared_sizes(sum, own, k))
 }
 
-/// The same of a node that adds up some of the rows, `k` axes of its first operand, if it does; `axes` are those it reduces.
+/// The same for the result of a node. `axes` are the axes that it reduces, if it is a reduction.
 pub fn summed_by_rows(
     graph: &Graph,
     node: &Node,

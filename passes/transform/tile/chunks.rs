@@ -13,7 +13,7 @@ use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::{ADD, DIV, MOD};
 use crate::ops::batch_axes::{
     CutCx, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
-    own_axes, summed_by_rows,
+    own_axes, shared_sizes, summed_by_rows,
 };
 use crate::ops::concat::CONCAT;
 use crate::ops::fill::{CONSTANT_OF_SHAPE, RANGE};
@@ -358,7 +358,7 @@ impl Emitter<'_, '_> {
         self.plain(&RESHAPE, &[v, shape])
     }
 
-    /// Emits an element for each row from `start` up to `end` of a value whose elements are shared by several rows.
+    /// Looks up, for each row of a chunk, its element of a value whose elements several rows share.
     fn looked_up(
         &mut self,
         v: ValueId,
@@ -379,16 +379,14 @@ impl Emitter<'_, '_> {
         let Rows::Shared(own) = self.region.classes[&v] else {
             return Err(bug("each row has its own elements"));
         };
-        let missing = std::iter::repeat_n(Dim::ONE, k - own);
-        let own = missing.chain(self.b.ty(v).dims[..own].iter().cloned());
-        let own: Vec<Dim> = own.collect();
+        let own = shared_sizes(&self.b.ty(v).dims, own, k);
         let flat = self.flat(v)?;
         let index = self.shared_index(reader, &all, &own, rows)?;
         self.plain(&GATHER, &[flat, index])
     }
 
-    /// Emits, for each element of some rows along the axes `all` of a value, its number along the axes `own`, of which some have
-    /// size 1 instead.
+    /// Emits the indices that look up a shared value for the rows from `start` up to `end`. `all` are the sizes of the axes that
+    /// hold the rows in `of`; `own` are those of the shared value, 1 where rows share an element.
     fn shared_index(
         &mut self,
         of: ValueId,

@@ -27,8 +27,8 @@ pub fn expands(graph: &Graph, node: &Node) -> bool {
     is_product(node) && widths().is_some_and(|(from, to)| to > from)
 }
 
-/// Returns true for similarities of rows with rows, which are as wide as there are rows, and for those of features, of which each is a
-/// sum over the rows.
+/// Returns true for a matrix of similarities: of rows with rows, or of features with features (a sum over the rows, such as a
+/// covariance).
 fn compares_rows(graph: &Graph, node: &Node) -> bool {
     let is_named = |dim: &Dim| dim.as_const().is_none();
     let [rows, width] = &graph.ty(node.outs[0]).dims[..] else {
@@ -38,8 +38,7 @@ fn compares_rows(graph: &Graph, node: &Node) -> bool {
     is_named(width) || (!is_named(rows) && x.any(is_named))
 }
 
-/// Returns the scores of classes that a parameter makes, if `v` follows from their softmax, element by element: weights of a mean
-/// over the classes.
+/// Returns the scores of classes whose softmax `v` is, perhaps scaled or reshaped. A product with `v` is a mean over the classes.
 fn softened(graph: &Graph, v: ValueId) -> Option<ValueId> {
     let mut open = vec![(v, false)];
     let mut seen = FxHashSet::default();

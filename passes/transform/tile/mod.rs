@@ -28,8 +28,7 @@ mod heads;
 pub mod region;
 mod sink;
 
-use region::Early;
-use region::ONE_ROW;
+use region::{Early, ONE_ROW};
 pub use region::{Refusal, Region};
 
 use crate::analysis::loss_values::loss_side;
@@ -387,7 +386,8 @@ struct Again {
     wide: ValueId,
 }
 
-/// Returns what [`Region::around`] finds, with the help of new nodes where they help, and what is known of contents then.
+/// Searches the region around scores. Where the search fails, adds second names and copies of nodes, and searches again. Returns
+/// the region or the last refusal, and what is known of contents then.
 fn find(
     graph: &mut Graph,
     mut contents: Contents,

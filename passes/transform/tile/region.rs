@@ -461,7 +461,7 @@ impl Search<'_> {
         })
     }
 
-    /// Returns [`Refusal::early`] of a node that does not fit, or of the first node that leads to it and does not fit either.
+    /// Returns [`Refusal::early`] for a node that does not fit. If a node before it does not fit either, returns that one's.
     fn early(&mut self, mut reader: NodeId) -> Option<Early> {
         loop {
             let value = self.read_for_all(reader)?;

@@ -190,9 +190,9 @@ fn largest(dtype: DType) -> Option<f64> {
     }
 }
 
-/// Lowers logarithms of running sums of exponentials: each step doubles how many elements the sums span (Hillis and Steele,
-/// "Data parallel algorithms", 1986), so each sum is relative to its own largest element. Leading
-/// infinities become the lowest number of the type.
+/// Lowers logarithms of running sums of exponentials. Each step doubles the number of elements that a sum spans (Hillis and
+/// Steele, "Data parallel algorithms", 1986). No sum overflows, because each is scaled by its own largest element. A leading −∞
+/// becomes the lowest number of the type.
 fn logcumsumexp(c: &mut Call) -> Result<Value> {
     let dims = c.sizes("self")?;
     let axis = c.axis("dim", -1, dims.len())?;

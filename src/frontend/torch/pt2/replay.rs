@@ -156,16 +156,7 @@ impl<'l, 'g> Replay<'l, 'g> {
                 name => kwargs.push((name, value)),
             }
         }
-        let place = Place {
-            name: node
-                .outputs
-                .iter()
-                .find_map(output_name)
-                .unwrap_or(&name)
-                .to_string(),
-            scopes: scopes(node),
-            source: String::new(),
-        };
+        let place = place(node, &name);
         let overload = parts.next();
         self.lowering.call(&name, overload, args, kwargs, &place)
     }
@@ -224,7 +215,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         Ok(Value::Tuple(results?))
     }
 
-    /// Computes with sizes. A float that no number of the program tells is a tensor.
+    /// Computes with sizes. A float that depends on a named size becomes a tensor without axes.
     fn arithmetic(&mut self, op: &str, node: &Node) -> Result<Value> {
         let mut args = Vec::with_capacity(node.inputs.len());
         for input in &node.inputs {
@@ -252,16 +243,7 @@ impl<'l, 'g> Replay<'l, 'g> {
         if known != Value::Unknown || !of_float || !args.iter().all(is_number) {
             return Ok(known);
         }
-        let place = Place {
-            name: node
-                .outputs
-                .iter()
-                .find_map(output_name)
-                .unwrap_or(name)
-                .to_string(),
-            scopes: scopes(node),
-            source: String::new(),
-        };
+        let place = place(node, name);
         let mut tensors = Vec::with_capacity(args.len());
         for arg in args {
             tensors.push(match arg {
@@ -446,6 +428,16 @@ pub fn output_name(output: &Argument) -> Option<&str> {
         | Argument::AsSymFloat(SymFloat::AsName(name)) => Some(name),
         Argument::AsTensors(all) => all.first().map(|n| n.name.as_str()),
         _ => None,
+    }
+}
+
+/// Returns the place of a node, named after its first result, or `name` if it has none.
+fn place(node: &Node, name: &str) -> Place {
+    let first = node.outputs.iter().find_map(output_name);
+    Place {
+        name: first.unwrap_or(name).to_string(),
+        scopes: scopes(node),
+        source: String::new(),
     }
 }
 
