@@ -129,6 +129,33 @@ impl Scene {
         scene
     }
 
+    /// Returns what is there before each step, and at the end, of what later steps than τ make.
+    fn made_later(&self, dag: &Dag, schedule: &[u32]) -> Vec<i64> {
+        let mut change = vec![0i64; schedule.len() + 2];
+        let mut last = vec![0usize; dag.values()];
+        for v in &dag.outputs {
+            last[*v as usize] = schedule.len();
+        }
+        for t in (self.step + 1..schedule.len()).rev() {
+            for v in dag.outs(schedule[t]) {
+                let until = std::mem::take(&mut last[*v as usize]);
+                if until > t {
+                    change[t + 1] += dag.size[*v as usize];
+                    change[until + 1] -= dag.size[*v as usize];
+                }
+            }
+            for v in dag.ins(schedule[t]) {
+                last[*v as usize] = last[*v as usize].max(t);
+            }
+        }
+        let mut now = 0;
+        for bytes in &mut change {
+            now += *bytes;
+            *bytes = now;
+        }
+        change
+    }
+
     /// Returns whether a value is read after τ and is neither operand nor result of the step.
     pub fn is_wanted(&self, v: u32) -> bool {
         let v = v as usize;
@@ -490,6 +517,55 @@ impl<'a> Cut<'a> {
                     || self.stays(&point.side, v as u32)
             })
             .collect()
+    }
+
+    /// Returns the ops that a choice runs again where they lack room, each with the bytes that it lacks: it runs right before what
+    /// it is for, beside all that the choice keeps for then or later and what `schedule` makes until then.
+    pub fn crowded(
+        &self,
+        point: &Point,
+        scene: &Scene,
+        schedule: &[u32],
+        cap: i64,
+    ) -> Vec<(u32, i64)> {
+        let dag = self.dag;
+        let resident = self.resident(point, scene);
+        let is_kept = |v: u32| resident[v as usize] && scene.first_use[v as usize] != NONE;
+        let mut kept: Vec<(u32, i64)> = (0..dag.values() as u32)
+            .filter(|v| is_kept(*v))
+            .map(|v| (scene.first_use[v as usize], dag.size[v as usize]))
+            .collect();
+        kept.sort_unstable_by_key(|k| std::cmp::Reverse(k.0));
+        // Bytes of this and all that is read later.
+        let mut sum = 0;
+        for (_, bytes) in &mut kept {
+            sum += *bytes;
+            *bytes = sum;
+        }
+        let made = scene.made_later(dag, schedule);
+        let mut again: Vec<u32> = self.repeated(point).collect();
+        again.sort_unstable_by_key(|o| std::cmp::Reverse(*o));
+        let mut wanted = scene.first_use.clone();
+        let mut crowded = Vec::new();
+        for o in again {
+            let ends = dag.outs(o).iter().map(|v| wanted[*v as usize]);
+            let Some(end) = ends.min().filter(|end| *end != NONE) else {
+                continue;
+            };
+            let later = kept.partition_point(|k| k.0 >= end);
+            let beside = later.checked_sub(1).map_or(0, |last| kept[last].1);
+            let own = dag.ins(o).iter().chain(dag.outs(o));
+            let own = own.filter(|v| is_kept(**v) && scene.first_use[**v as usize] >= end);
+            let own: i64 = own.map(|v| dag.size[*v as usize]).sum();
+            let lack = dag.least_bytes(o) + beside + made[end as usize] - own - cap;
+            if lack > 0 {
+                crowded.push((o, lack));
+            }
+            for v in dag.ins(o).iter().filter(|v| !resident[**v as usize]) {
+                wanted[*v as usize] = wanted[*v as usize].min(end);
+            }
+        }
+        crowded
     }
 
     /// Returns the ops that a choice runs again.

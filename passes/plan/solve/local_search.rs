@@ -20,6 +20,8 @@ pub struct Search<'a> {
     work: &'a mut Work,
     random: Random,
     foresight: Foresight,
+    /// How many random repairs weigh in the room that repeats need ([`Style::fit_repeats`]); with 0, no repair at all does.
+    pub fitted: f64,
     /// Whether one search has to do, however wide the gap stays.
     pub once: bool,
     /// Whether the answer is known to be the best.
@@ -51,6 +53,9 @@ pub const FAR_GAP: f64 = 0.01;
 const FAR_RESTARTS: f64 = 0.6;
 const FORESEEN: f64 = 0.7;
 const MOST_FORESIGHT: f64 = 1.5;
+
+/// See [`Search::fitted`].
+pub const FITTED: f64 = 0.8;
 
 /// They take about one part in this many of the work.
 const OTHERS_SHARE: u64 = 6;
@@ -95,6 +100,7 @@ impl<'a> Search<'a> {
             work,
             random: Random::new(1),
             foresight: Foresight::default(),
+            fitted: FITTED,
             once: false,
             optimal: false,
         }
@@ -116,6 +122,7 @@ impl<'a> Search<'a> {
             self.work.limit = self.work.done + limit.saturating_sub(self.work.done) / 2;
             let style = Style {
                 rise: true,
+                fit_repeats: self.fitted > 0.0,
                 extensions,
                 ..Style::plain(distance)
             };
@@ -154,6 +161,10 @@ impl<'a> Search<'a> {
         None
     }
 
+    fn fits_repeats(&mut self) -> bool {
+        self.fitted > 0.0 && self.random.unit() < self.fitted
+    }
+
     fn random_style(&mut self, rounds: usize) -> Style {
         Style {
             distance: [0.0, 0.02, 0.3, 1.0, 3.0, -0.3][self.random.below(6)],
@@ -161,6 +172,7 @@ impl<'a> Search<'a> {
             fullest: self.random.unit() < 0.2,
             reverse: self.random.unit() < 0.4,
             rise: false,
+            fit_repeats: self.fits_repeats(),
             extensions: [0, 1, 2, 1000][self.random.below(4)],
             rounds,
         }
@@ -241,7 +253,10 @@ impl<'a> Search<'a> {
                 break;
             }
             self.work.limit = limit.max(self.work.done + FIRST_UNITS * self.dag.ops() as u64);
-            let style = Style::plain(distance);
+            let style = Style {
+                fit_repeats: self.fitted > 0.0,
+                ..Style::plain(distance)
+            };
             if let Some(made) = self.repair(&given, style, i64::MAX) {
                 let made = self.prune(made);
                 offer(&mut best, self.dag, made);
@@ -272,6 +287,7 @@ impl<'a> Search<'a> {
                 extensions,
                 reverse,
                 fullest,
+                fit_repeats: self.fitted > 0.0,
                 ..Style::plain(distance)
             };
             if let Some(made) = self.repair(&given, style, first.0 + (first.0 - lower) / 2) {
@@ -408,6 +424,7 @@ impl<'a> Search<'a> {
                 let style = Style {
                     noise: if noisy { self.random.unit() } else { 0.0 },
                     reverse: noisy && self.random.unit() < 0.4,
+                    fit_repeats: self.fits_repeats(),
                     extensions: [2, 2, 2, 0, 1000][self.random.below(5)],
                     rounds: 60,
                     ..Style::plain([0.0, 0.3, 1.0, 4.0][self.random.below(4)])

@@ -2,13 +2,14 @@
 //!
 //! Where it has a choice, the search recomputes ops of little weight. Which weights lead furthest depends on the model: on
 //! convolutional networks, bytes of results reach peaks a tenth to a sixth below those by time, on encoders it is the other
-//! way. So the search runs once for each of three weights ([`WEIGHTS`]). None of them is an op's cost: costs may be measured,
-//! and a reported smallest budget has to be feasible when it is asked for in another run.
+//! way. So the search runs for each of three weights ([`WEIGHTS`]), and for each with repairs that weigh in the room that repeats
+//! need and without. None of the weights is an op's cost: costs may be measured, and a reported smallest budget has to be
+//! feasible when it is asked for in another run.
 
 use super::answer::{Query, allowed_seeds};
 use super::compact::{Dag, NONE};
 use super::exact::{Outcome, exact};
-use super::local_search::{EXACT_UNITS, Search};
+use super::local_search::{EXACT_UNITS, FITTED, Search};
 use super::work::{Effort, Work};
 use super::writer::with_drops;
 use crate::index::{OpIdx, ValueIdx};
@@ -52,15 +53,17 @@ pub fn min_peak(problem: &Problem, query: &Query) -> Result<MinPeak> {
     let before = evaluate(problem, &problem.given_order())?;
     let seed = allowed_seeds(problem, query).min_by_key(|(peak_bytes, _)| *peak_bytes);
     let seed = seed.map(|(_, seed)| seed);
-    let search = |weigh: &Weigh| {
+    let search = |(weigh, fitted): &(Weigh, f64)| {
         let mut weighed = problem.clone();
         for op in weighed.ops.iter_mut() {
             op.cost = weigh(problem, op);
         }
         let dag = Dag::new(&weighed, Objective::Cost, &query.constraints)?;
-        of_dag(problem, &dag, &before, seed, query.effort)
+        of_dag(problem, &dag, &before, seed, query.effort, *fitted)
     };
-    let found: Result<Vec<MinPeak>> = WEIGHTS.par_iter().map(search).collect();
+    let ways = WEIGHTS.map(|weigh| [(weigh, FITTED), (weigh, 0.0)]);
+    let ways = ways.as_flattened().par_iter();
+    let found: Result<Vec<MinPeak>> = ways.map(search).collect();
     let lowest = found?.into_iter().min_by_key(|peak| peak.reached_bytes);
     lowest.ok_or_else(|| Error::bug("plan", "no weights were tried"))
 }
@@ -140,6 +143,7 @@ fn of_dag(
     before: &Score,
     seed: Option<&Vec<OpIdx>>,
     effort: Effort,
+    fitted: f64,
 ) -> Result<MinPeak> {
     let limited = |units: u64| match effort {
         Effort::First | Effort::Normal => units,
@@ -208,7 +212,9 @@ fn of_dag(
         if !is_small {
             let units = LOWEST_UNITS + LOWEST_UNITS_AN_OP * dag.ops() as u64;
             let mut work = Work::new(limited(units));
-            if let Some(made) = Search::new(dag, least, &mut work).lowest(&start) {
+            let mut search = Search::new(dag, least, &mut work);
+            search.fitted = fitted;
+            if let Some(made) = search.lowest(&start) {
                 high = high.min(note(made)?);
             }
         }
@@ -221,7 +227,12 @@ fn of_dag(
             let found = match exact(dag, middle, &mut Work::new(EXACT_UNITS)) {
                 Outcome::Optimal(made) => Some(made),
                 Outcome::Infeasible => None,
-                Outcome::Unknown => Search::new(dag, middle, &mut Work::new(units)).any(),
+                Outcome::Unknown => {
+                    let mut work = Work::new(units);
+                    let mut search = Search::new(dag, middle, &mut work);
+                    search.fitted = fitted;
+                    search.any()
+                }
             };
             match found {
                 Some(made) => high = middle.min(note(made)?),

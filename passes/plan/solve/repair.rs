@@ -4,12 +4,17 @@
 //! before τ stay as they are, so the place moves to the right. The exception is a dead value that is kept longer: that is
 //! allowed twice for one op, and then only where the steps before have room. An op that is dropped repeatedly gets dearer, so
 //! that two steps do not trade the same bytes forever.
+//!
+//! A cut does not see that an op that runs again needs room then, beside what is kept. A sum over a large result that costs no
+//! FLOPs looks free to drop, but making that result again may be impossible late in the backward pass. So repeats that would lack
+//! room are found after each cut ([`Cut::crowded`]), and cut again with what the missing bytes cost on top.
 
 use super::compact::Dag;
 use super::cut::{Bend, Cut, Scene};
 use super::simulate::{Simulation, drop_unread, first_runs};
 use super::work::{Random, Work};
 use super::writer::Writer;
+use std::collections::BTreeSet;
 
 /// How a repair is varied.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +30,8 @@ pub struct Style {
     /// Whether the cap rises where nothing fits, to what fits there. Then the answer need not fit: it is the schedule
     /// with the smallest peak that was come by.
     pub rise: bool,
+    /// Whether repeats that lack room beside what a cut keeps weigh more in it.
+    pub fit_repeats: bool,
     /// How often an op may be cut at with values kept past full steps.
     pub extensions: u32,
     /// Cuts before the repair gives up.
@@ -40,6 +47,7 @@ impl Style {
             fullest: false,
             reverse: false,
             rise: false,
+            fit_repeats: false,
             extensions: 2,
             rounds: 3000,
         }
@@ -51,6 +59,9 @@ const PACK_GAP: f64 = 5e-4;
 
 /// What a cut with random factors may miss its hull by: less than the factors change.
 const NOISY_SLACK: f64 = 2e-3;
+
+/// A byte that a repeat lacks costs what a byte does at the cut, and at least this share of the whole cost over all bytes.
+const LEAST_PRICE: f64 = 0.1;
 
 /// Repeats of an earlier schedule. A cut pays each op once; one that ran again several times there is expected to do so again, and
 /// weighs as much more.
@@ -144,24 +155,42 @@ pub fn repair(
             let stage = first.iter().filter(|first| **first).count();
             foresight.add(dag, stage as u32, &mut expected);
         }
-        let bend = Bend {
-            distance: style.distance,
-            extend: *visited <= style.extensions,
-            penalty: &expected,
-            jitter: &jitter,
-            slack: if style.noise > 0.0 { NOISY_SLACK } else { 0.0 },
-            elsewhere: &[],
-        };
         let scene = Scene::new(dag, &schedule, step);
-        let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));
-        let (low, mut point) = cut.around(work.price, &mut |_| {});
-        if let (Some(low), Some(high)) = (&low, &point)
-            && style.noise == 0.0
-            && (high.weight - low.weight) as f64 > PACK_GAP * dag.total_weight as f64
-        {
-            point = cut.packed(low, high).or(point);
-        }
-        work.spend(cut.visits() + 4 * schedule.len() as u64);
+        let mut crowded = BTreeSet::new();
+        let (cut, point) = loop {
+            let bend = Bend {
+                distance: style.distance,
+                extend: *visited <= style.extensions,
+                penalty: &expected,
+                jitter: &jitter,
+                slack: if style.noise > 0.0 { NOISY_SLACK } else { 0.0 },
+                elsewhere: &[],
+            };
+            let mut cut = Cut::new(dag, &scene, cap, &dag.weight, &bend, Some(live));
+            let (low, mut point) = cut.around(work.price, &mut |_| {});
+            if let (Some(low), Some(high)) = (&low, &point)
+                && style.noise == 0.0
+                && (high.weight - low.weight) as f64 > PACK_GAP * dag.total_weight as f64
+            {
+                point = cut.packed(low, high).or(point);
+            }
+            work.spend(cut.visits() + 4 * schedule.len() as u64);
+            let known = crowded.len();
+            if let Some(point) = point.as_ref().filter(|_| style.fit_repeats) {
+                let price = point
+                    .price
+                    .max(LEAST_PRICE * dag.total_weight as f64 / cap as f64);
+                for (o, lack) in cut.crowded(point, &scene, &schedule, cap) {
+                    if crowded.insert(o) {
+                        let more = (price * lack as f64) as i64;
+                        expected[o as usize] += more.min(dag.total_weight);
+                    }
+                }
+            }
+            if crowded.len() == known || work.spent() {
+                break (cut, point);
+            }
+        };
         let Some(point) = point else {
             if !style.rise || cut.missing_bytes == 0 {
                 break;
@@ -200,8 +229,9 @@ pub fn repair(
 mod tests {
     use super::*;
     use crate::index::ByOp;
+    use crate::index::OpIdx;
     use crate::objective::Objective;
-    use crate::testing::chain;
+    use crate::testing::{chain, problem};
 
     #[test]
     fn repeats_beyond_the_first_that_are_still_to_come_weigh_more() {
@@ -215,5 +245,35 @@ mod tests {
             assert_eq!(penalty[0], times * (dag.weight[0] as f64 * 0.5) as i64);
             assert!(penalty[1..].iter().all(|more| *more == 0), "{stage}");
         }
+    }
+
+    /// A sum over a large result that is free to make looks free to drop, but there is no room to make that result again.
+    #[test]
+    fn what_cannot_be_made_again_beside_the_rest_is_not_dropped() {
+        let ops: [(&str, &[usize], u64); 6] = [
+            ("large", &[0], 90),
+            ("sum", &[1], 5),
+            ("early", &[0], 10),
+            ("full", &[0], 88),
+            ("end", &[3], 1),
+            ("output", &[0], 80),
+        ];
+        let mut problem = problem(&[1], &ops, &[2, 5, 6]);
+        for (op, cost) in [(0, 0.0), (1, 0.0), (3, 99.0), (5, 5.0)] {
+            problem.ops[OpIdx(op)].cost = cost;
+        }
+        let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
+        let given: Vec<u32> = (0..6).collect();
+        let repaired = |fit_repeats: bool| {
+            let style = Style {
+                fit_repeats,
+                ..Style::plain(0.0)
+            };
+            let style = (style, &Foresight::default());
+            let (mut random, mut work) = (Random::new(1), Work::new(1_000_000));
+            repair(&dag, &given, 100, style, i64::MAX, &mut random, &mut work)
+        };
+        assert_eq!(repaired(true).unwrap(), [0, 1, 2, 3, 2, 4, 5]);
+        assert_ne!(repaired(false), repaired(true));
     }
 }
