@@ -49,6 +49,18 @@ pub fn narrow(graph: &mut Graph, name: &str, (least, most): (i64, i64)) -> Resul
     Ok(true)
 }
 
+/// Returns an expression in which each name counts from the least size of its range, so that the name's 1 stands for that size.
+/// What is proven of the result holds for the expression at all sizes within the ranges.
+pub fn from_least(dim: &Dim, ranges: &Ranges) -> Dim {
+    dim.substitute(&|atom| {
+        let Atom::Sym(name) = atom else {
+            return None;
+        };
+        let (least, _) = ranges.get(name.as_ref())?;
+        Some(Dim::from_atom(atom.clone()).add(&Dim::from(least.max(&1) - 1)))
+    })
+}
+
 /// Returns the one named size of an expression and a range of it in which the expression is not negative; nothing for
 /// expressions over several sizes, or over none.
 pub fn of_natural(dim: &Dim) -> Option<(String, (i64, i64))> {
@@ -64,9 +76,8 @@ pub fn of_natural(dim: &Dim) -> Option<(String, (i64, i64))> {
     let least = (1..=MAX_TRIED).find(is_natural)?;
     let most = (least..=MAX_TRIED).take_while(is_natural).last()?;
     // Beyond what was tried it needs a proof.
-    let moved = Dim::symbol(&name).add(&Dim::from(least - 1));
-    let from_least = dim.substitute(&|atom| matches!(atom, Atom::Sym(_)).then(|| moved.clone()));
-    let is_open = from_least.bounds().0.is_some_and(|n| n >= 0);
+    let range = Ranges::from([(name.to_string(), (least, most))]);
+    let is_open = from_least(dim, &range).bounds().0.is_some_and(|n| n >= 0);
     Some((
         name.to_string(),
         (least, if is_open { i64::MAX } else { most }),

@@ -419,6 +419,15 @@ fn column_of(dims: &[Dim], out: &[Dim]) -> std::result::Result<Option<Rows>, Rea
     }
 }
 
+/// Whether two shapes differ in axes of size 1 alone.
+fn sizes_match(a: &[Dim], b: &[Dim]) -> bool {
+    let wide = |dims: &[Dim]| -> Vec<Dim> {
+        let wide = dims.iter().filter(|dim| !dim.is_one());
+        wide.cloned().collect()
+    };
+    same_dims(&wide(a), &wide(b))
+}
+
 fn relabelled(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let (x, y) = (node.ins[0].ok_or("an operand is missing")?, node.outs[0]);
     let is_known = (cx.known)(x).or((cx.known)(y)).is_some();
@@ -432,8 +441,21 @@ fn relabelled(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let (Some(i), Some(j)) = (at(x), at(y)) else {
         return Err("it takes rows apart");
     };
-    let trailing = &cx.graph.ty(y).dims[j..];
-    if trailing.iter().any(|d| d.as_const().is_none_or(|n| n == 0)) {
+    let row = &cx.graph.ty(y).dims[j..];
+    let is_unknown = |d: &&Dim| d.as_const().is_none();
+    let keeps_sizes = sizes_match(&cx.graph.ty(x).dims[i..], row);
+    if row.iter().any(|d| d.as_const() == Some(0)) {
+        return Err("a row has no elements");
+    }
+    let listed = node.operand(1).filter(|_| node.op == &RESHAPE);
+    let listed = listed.and_then(|v| cx.contents.get(v));
+    let is_listed = listed.is_some_and(|sizes| {
+        sizes.len() == j + row.len()
+            && sizes[j..]
+                .iter()
+                .all(|d| d.as_const().is_none_or(|n| n > 0))
+    });
+    if row.iter().filter(is_unknown).count() > 1 && !keeps_sizes && !is_listed {
         return Err("the shape of a row is not a constant");
     }
     let mut ins = vec![None; node.ins.len()];
@@ -732,7 +754,12 @@ fn reduced(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
             _ => reduced_columns(cx, node, None),
         };
     }
-    let k = first_lead(cx, node)?;
+    // What leaves rows apart in its result reads them at the same axes.
+    let of_result = || match ((cx.known)(node.ins[0]?), (cx.known)(node.outs[0])) {
+        (None, Some(Rows::Lead(k))) => axes.iter().all(|a| *a >= k).then_some(k),
+        _ => None,
+    };
+    let k = first_lead(cx, node).or_else(|why| of_result().ok_or(why))?;
     let rows = axes.iter().filter(|a| **a < k).count();
     let out = match rows {
         0 => Rows::Lead(k),

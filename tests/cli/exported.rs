@@ -220,6 +220,11 @@ mod runs {
     }
 
     #[test]
+    fn numbers_computed_from_sizes_give_pytorchs_too() {
+        agrees("sizes", 11);
+    }
+
+    #[test]
     fn complex_numbers_and_fourier_transforms_give_pytorchs_too() {
         agrees("complex", 8);
         agrees("complex.pt", 8);

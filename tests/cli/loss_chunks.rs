@@ -2,7 +2,7 @@
 
 use crate::support::command;
 
-use command::{call, code, json, stderr, workplace};
+use command::{call, code, fixture, json, stderr, workplace};
 use serde_json::Value;
 use std::path::Path;
 
@@ -132,6 +132,53 @@ fn a_file_says_how_many_parts_were_taken() {
     let human = String::from_utf8_lossy(&human.stdout).into_owned();
     assert!(human.contains("numbers of parts"), "{human}");
     assert!(human.contains(&format!("loss in {parts}")), "{human}");
+}
+
+#[test]
+fn one_option_stands_for_the_chunks_of_losses_and_of_chains() {
+    let dir = workplace();
+    let model = fixture("llama32", "model.onnx");
+    let found = |verb: &str, more: &str| {
+        let line = format!(
+            "{verb} {} --loss causal-lm --drop-output logits --dim batch=8 --dim seq=64 --effort first --format json {more}",
+            model.display()
+        );
+        json(&call(
+            dir.path(),
+            &line.split_whitespace().collect::<Vec<_>>(),
+        ))
+    };
+    let told = |more: &str| {
+        let report = found("plan", &format!("--policy full {more}"));
+        let key = |key: &str| report[key].as_u64();
+        [key("loss_parts"), key("mlp_parts"), key("peak_after_bytes")]
+    };
+    let both = told("--tile auto");
+    assert!(both[0].unwrap() > 1 && both[1].unwrap() > 1, "{both:?}");
+    assert_eq!(both, told("--tile-mlp auto --tile-loss auto"));
+    // An option of one kind wins.
+    assert_eq!(told("--tile auto --tile-loss off"), told("--tile-mlp auto"));
+    let given = told("--tile auto --tile-mlp 4 --tile-loss 2");
+    assert_eq!(given[..2], [Some(2), Some(4)]);
+    let none = told("--tile off");
+    assert_eq!(none[..2], [None, None]);
+    assert!(both[2] < none[2]);
+    // With a budget, the planner tries several numbers of both.
+    let within = found("plan", "--tile auto --budget 1MiB");
+    let tried = |key: &str| {
+        trials(&within)
+            .iter()
+            .any(|trial| trial[key].as_u64() > Some(1))
+    };
+    assert!(tried("parts") && tried("mlp_parts"), "{within}");
+    let smallest = |more: &str| found("frontier", more)["smallest_feasible_bytes"].as_u64();
+    let frontier = |more: &str| smallest(&format!("--points 2 {more}"));
+    assert_eq!(
+        frontier("--tile auto"),
+        frontier("--tile-mlp auto --tile-loss auto")
+    );
+    let number = ["plan", "model.onnx", "--tile", "3"];
+    assert_eq!(code(&call(dir.path(), &number)), 2);
 }
 
 #[test]

@@ -7,8 +7,9 @@ use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{DType, Graph};
 use ckpt_passes::plan::Policy;
 use ckpt_passes::text;
+use ckpt_passes::transform::dce::dce;
 use ckpt_passes::transform::loss::Loss;
-use ckpt_passes::transform::tile::{Tile, Tiles};
+use ckpt_passes::transform::tile::{Tile, Tiles, tile};
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 use torch::tensor;
@@ -80,17 +81,13 @@ const FORMS: &[(&str, &str)] = &[
   %total = SoftmaxCrossEntropyLoss %s, %l {reduction=\"mean\", ignore_index=-100}",
     ),
     (
-        "classes behind the batch",
+        "classes behind the batch, with weights and one loss a token",
         "%z = MatMul %h, %w
   %s = Transpose %z {perm=[0, 2, 1]}
-  %total = SoftmaxCrossEntropyLoss %s, %labels, %weights {reduction=\"mean\", ignore_index=-100}",
-    ),
-    (
-        "classes behind the batch, one loss a token",
-        "%z = MatMul %h, %w
-  %s = Transpose %z {perm=[0, 2, 1]}
+  %mean = SoftmaxCrossEntropyLoss %s, %labels, %weights {reduction=\"mean\", ignore_index=-100}
   %each = SoftmaxCrossEntropyLoss %s, %labels {reduction=\"none\", ignore_index=-100}
-  %total = ReduceMean %each {keepdims=0}",
+  %plain = ReduceMean %each {keepdims=0}
+  %total = Add %mean, %plain",
     ),
     (
         "no op that compares classes",
@@ -259,24 +256,16 @@ const FORMS: &[(&str, &str)] = &[
   %total = ReduceMean %d {keepdims=0}",
     ),
     (
-        "rows compared with themselves",
+        "rows compared with themselves, by a product and in one op",
         "%flat = Reshape %h, %narrow
   %turned = Transpose %flat {perm=[1, 0]}
   %z = MatMul %flat, %turned
   %d = Div %z, %cap
   %p = LogSoftmax %d
+  %y = Gemm %flat, %flat {transB=1}
+  %q = LogSoftmax %y
   %e = Exp %p
-  %pe = Mul %e, %p
-  %each = ReduceSum %pe, %last {keepdims=0}
-  %total = ReduceMean %each {keepdims=0}",
-    ),
-    (
-        "rows compared with themselves, in one op",
-        "%flat = Reshape %h, %narrow
-  %z = Gemm %flat, %flat {transB=1}
-  %p = LogSoftmax %z
-  %e = Exp %p
-  %pe = Mul %e, %p
+  %pe = Mul %e, %q
   %each = ReduceSum %pe, %last {keepdims=0}
   %total = ReduceMean %each {keepdims=0}",
     ),
@@ -422,6 +411,124 @@ const FORMS: &[(&str, &str)] = &[
     ),
 ];
 
+/// Losses without a product that is as wide as its operands' rows, or whose rows have sizes that only a step knows.
+const OF_PAIRS: &[(&str, &str)] = &[
+    (
+        "distances of rows and classes",
+        "%flat = Reshape %h, %narrow
+  %each = Unsqueeze %flat, %second
+  %off = Sub %each, %tied
+  %square = Mul %off, %off
+  %far = ReduceSum %square, %last {keepdims=0}
+  %near = Neg %far
+  %n = ReduceLogSumExp %near, %last {keepdims=0}
+  %total = ReduceMean %n {keepdims=0}",
+    ),
+    (
+        "distances of rows and rows",
+        "%flat = Reshape %h, %narrow
+  %each = Unsqueeze %flat, %second
+  %other = Mul %flat, %cap
+  %all = Unsqueeze %other, %first
+  %off = Sub %each, %all
+  %square = Mul %off, %off
+  %far = ReduceSum %square, %last
+  %near = Squeeze %far, %last
+  %n = ReduceLogSumExp %near, %last {keepdims=0}
+  %total = ReduceMean %n {keepdims=0}",
+    ),
+    (
+        "differences of all pairs of rows",
+        "%own = ReduceSum %h, %last {keepdims=0}
+  %flat = Reshape %own, %vector
+  %each = Unsqueeze %flat, %second
+  %off = Sub %each, %flat
+  %s = Sigmoid %off
+  %total = ReduceMean %s {keepdims=0}",
+    ),
+    (
+        "hard choices with the slope of soft ones",
+        "%z = MatMul %h, %w
+  %p = Softmax %z {axis=-1}
+  %which = ArgMax %p {axis=-1, keepdims=0}
+  %hard = OneHot %which, %eleven, %values {axis=-1}
+  %stopped = StopGradient %p
+  %off = Sub %hard, %stopped
+  %choice = Add %off, %p
+  %e = MatMul %choice, %tied
+  %square = Mul %e, %e
+  %total = ReduceMean %square {keepdims=0}",
+    ),
+    (
+        "all pairs of tokens of an example as one list",
+        "%turned = Transpose %x {perm=[0, 2, 1]}
+  %z = MatMul %h, %turned
+  %list = Reshape %z, %listed
+  %p = LogSoftmax %list {axis=-1}
+  %e = Exp %p
+  %pe = Mul %e, %p
+  %each = ReduceSum %pe, %last {keepdims=0}
+  %total = ReduceMean %each {keepdims=0}",
+    ),
+    (
+        "the nearest tokens of every example, for the tokens of every other",
+        "%flat = Reshape %x, %narrow
+  %turned = Transpose %flat {perm=[1, 0]}
+  %own = Reshape %h, %narrow
+  %z = MatMul %own, %turned
+  %of = Shape %labels
+  %tokens = Shape %h {end=2}
+  %sizes = Concat %tokens, %of {axis=0}
+  %apart = Reshape %z, %sizes
+  %near = ReduceMax %apart, %last {keepdims=0}
+  %scores = ReduceSum %near, %second {keepdims=0}
+  %p = LogSoftmax %scores
+  %e = Exp %p
+  %pe = Mul %e, %p
+  %each = ReduceSum %pe, %last {keepdims=0}
+  %total = ReduceMean %each {keepdims=0}",
+    ),
+];
+
+/// Losses that only some sizes let be cut, or none. Their values stay what they were.
+const SEVERAL_WAYS: &[(&str, &str)] = &[
+    (
+        "numbers of each example that are read as those of each token, too",
+        "%z = MatMul %h, %w
+  %m = ReduceMean %h, %axes {keepdims=1}
+  %e = Exp %m
+  %d = Div %z, %e
+  %apart = Unsqueeze %d, %third
+  %other = Mul %apart, %e
+  %n = ReduceLogSumExp %other, %last {keepdims=0}
+  %total = ReduceMean %n {keepdims=0}",
+    ),
+    (
+        "sums of columns, expanded",
+        "%flat = Reshape %h, %narrow
+  %turned = Transpose %flat {perm=[1, 0]}
+  %z = MatMul %flat, %turned
+  %t = Transpose %z {perm=[1, 0]}
+  %e = Exp %t
+  %class = ReduceSum %e, %last {keepdims=1}
+  %of = Shape %t
+  %wide = Expand %class, %of
+  %shares = Div %e, %wide
+  %n = ReduceLogSumExp %shares, %first {keepdims=0}
+  %total = ReduceMean %n {keepdims=0}",
+    ),
+    (
+        "rows that only a step can count",
+        "%counts = GreaterOrEqual %labels, %none
+  %which = NonZero %counts
+  %at = Transpose %which {perm=[1, 0]}
+  %some = GatherND %h, %at
+  %z = MatMul %some, %w
+  %n = ReduceLogSumExp %z, %last {keepdims=0}
+  %total = ReduceSum %n {keepdims=0}",
+    ),
+];
+
 /// Heads and losses that mix the tokens or pixels of an example, but no examples.
 const BY_EXAMPLE: &[(&str, &str)] = &[
     (
@@ -496,6 +603,7 @@ fn model(form: &str, sizes: &str) -> Graph {
   init %pixels : i64[1] = [2]
   init %outer : i64[2] = [0, 2]
   init %two : i64[4] = [0, 0, 2, 4]
+  init %listed : i64[2] = [0, -1]
   init %eleven : i64[] = 11
   init %values : f64[2] = [0, 1]
   init %kernel : f64[11, 4, 1] = [{weights}]
@@ -639,6 +747,112 @@ fn parts_make_the_whole() {
                 compare(name, &whole, &parts, &feed(batch, seq, |_| -100));
             }
         }
+    }
+}
+
+#[test]
+fn pairs_are_scores_too_and_rows_may_have_sizes_that_a_step_tells() {
+    let _turn = torch::alone();
+    for (name, form) in OF_PAIRS {
+        let (whole, _) = training(form, "batch, seq", Tile::Off);
+        for n in [2, 15] {
+            let (parts, tiled) = training(form, "batch, seq", Tile::Chunks(n));
+            let counts: Vec<usize> = tiled.iter().map(|(_, count)| *count).collect();
+            // Scores that are narrow beside the pairs they are made of are a region of their own.
+            assert!(
+                [&[n][..], &[n, n]].contains(&&counts[..]),
+                "{name}: {counts:?}"
+            );
+            // Chunks without rows, too.
+            for (batch, seq) in [(3, 5), (1, 2), (6, 1)] {
+                compare(name, &whole, &parts, &feed(batch, seq, |_| 1));
+            }
+        }
+    }
+    let pairs = OF_PAIRS.iter().filter(|(name, _)| name.contains("rows"));
+    for (name, form) in pairs {
+        let (parts, _) = training(form, "32, 4", Tile::Chunks(8));
+        let size = |v: &ckpt_passes::ir::Value| v.ty.as_ref()?.elements().as_const();
+        let most = parts.values().filter_map(|(_, v)| size(v)).max();
+        // An eighth of all pairs, with four features where these are compared.
+        assert!(most <= Some(128 * 128 / 8 * 4), "{name}: {most:?}");
+    }
+}
+
+#[test]
+fn what_rows_share_in_several_ways_keeps_its_meaning() {
+    let _turn = torch::alone();
+    for (name, form) in SEVERAL_WAYS {
+        for (sizes, batch, seq) in [("batch, seq", 3, 3), ("5, 5", 5, 5), ("batch, 2", 2, 2)] {
+            let (whole, _) = compiled(form, sizes, Tile::Off);
+            for n in [2, 15] {
+                let (parts, _) = compiled(form, sizes, Tile::Chunks(n));
+                let some = |i: usize| if i % 3 == 1 { -100 } else { 1 };
+                compare(name, &whole, &parts, &feed(batch, seq, some));
+            }
+        }
+    }
+}
+
+/// Returns one form for two: the sum of both losses.
+fn both(a: &str, b: &str) -> String {
+    let made: Vec<&str> = b
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .flat_map(|(made, _)| made.trim().split(", "))
+        .collect();
+    let renamed = b.split_inclusive([' ', ',', '\n']).map(|word| {
+        let name = word.trim_end_matches([' ', ',', '\n']);
+        match made.contains(&name) {
+            true => word.replacen(name, &format!("{name}.b"), 1),
+            false => word.to_string(),
+        }
+    });
+    let renamed: String = renamed.collect();
+    let a = a.replace("%total =", "%total.a =");
+    format!("{a}\n  {renamed}\n  %total = Add %total.a, %total.b")
+}
+
+/// Regions that are found in one round share operands and what is computed before them.
+#[test]
+fn losses_beside_each_other_keep_their_operands() {
+    let _turn = torch::alone();
+    let some = feed(3, 5, |i| {
+        if i % 5 == 3 {
+            -100
+        } else {
+            (i as i64 * 7) % CLASSES
+        }
+    });
+    let all: Vec<_> = FORMS.iter().chain(OF_PAIRS).collect();
+    for (i, (name, form)) in all.iter().enumerate() {
+        for step in [1, 5] {
+            let (other, beside) = all[(i + step) % all.len()];
+            let form = both(form, beside);
+            let name = format!("{name} and {other}");
+            let (whole, _) = compiled(&form, "3, 5", Tile::Off);
+            let (parts, done) = compiled(&form, "3, 5", Tile::Chunks(4));
+            assert!(!done.tiled.is_empty(), "{name}: {:?}", done.warnings);
+            compare(&name, &whole, &parts, &some);
+        }
+    }
+}
+
+/// Copies that let a region exist go again where it is not cut in the end.
+#[test]
+fn what_is_not_cut_stays_as_it_was() {
+    for (name, form) in FORMS.iter().chain(BY_EXAMPLE).chain(OF_PAIRS) {
+        let (mut graph, _) = compiled(form, "3, 5", Tile::Off);
+        dce(&mut graph);
+        let before = graph.order().len();
+        let first = tile(&mut graph, &|_, _| 1).unwrap_or_else(|e| panic!("{e}"));
+        assert!(first.regions.is_empty());
+        assert!(first.rewritten || graph.order().len() == before, "{name}");
+        // A rewritten reduction stays, and is not rewritten again.
+        dce(&mut graph);
+        let text = text::print(&graph);
+        tile(&mut graph, &|_, _| 1).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(text, text::print(&graph), "{name}");
     }
 }
 

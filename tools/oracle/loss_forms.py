@@ -531,6 +531,78 @@ def ranking(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return -(s - torch.flip(torch.logcumsumexp(torch.flip(s, [-1]), -1), [-1])).sum(-1).mean()
 
 
+def distances(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """The own distance against all others, each by differences of features."""
+    texts, pictures = two_views(m, h)
+    d = torch.cdist(texts, pictures)
+    return torch.relu(d.diagonal()[:, None] - d + 0.2).mean()
+
+
+def prototypes(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Soft k-means: distances of tokens and codes, and the entropy of the mean assignment."""
+    d = (flat(h)[:, None] - m.head.weight).pow(2).sum(-1)
+    p = torch.softmax(-d, -1)
+    share = p.mean(0)
+    return (p * d).sum(-1).mean() + 0.1 * (share * torch.log(share + 1e-6)).sum()
+
+
+def straight_through(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Gumbel-softmax: a hard choice with the slope of the soft one, then the embedding of what was chosen."""
+    noise = torch.cos(1.7 * torch.arange(m.vocab, dtype=h.dtype) + 0.3 * y.clamp(min=0).unsqueeze(-1))
+    p = torch.softmax((m.head(h) + noise) / 0.7, -1)
+    hard = F.one_hot(p.argmax(-1), m.vocab).to(p.dtype)
+    return ((hard - p.detach() + p) @ m.reference_embed - h).pow(2).mean()
+
+
+def late_interaction(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """ColBERT: the nearest token of each document for each token of each query."""
+    q = F.normalize(h, dim=-1)
+    d = F.normalize(torch.tanh(h) @ m.head.weight.T @ m.head.weight, dim=-1)
+    scores = torch.einsum("ash,bth->abst", q, d).amax(-1).sum(-1)
+    return F.cross_entropy(scores, torch.arange(scores.shape[0]))
+
+
+def pairs_of_tokens(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """A softmax over all starts and ends of a span."""
+    scores = (torch.tanh(h) @ m.head.weight.T @ m.head.weight) @ h.transpose(1, 2)
+    p = torch.log_softmax(scores.flatten(1), -1)
+    return -p.gather(1, y[:, :1].clamp(min=0) % 2).mean()
+
+
+def sequence_ratio(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """GSPO: one clipped ratio for each answer."""
+    ratio = torch.exp(of_answers(m.head(h), y, mean=True) - of_answers(frozen(m, y), y, mean=True))
+    gain = torch.cos(torch.arange(ratio.shape[0], dtype=ratio.dtype))
+    return -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+
+
+def unlikely(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Unlikelihood training: what was there before gets less likely."""
+    p = torch.log_softmax(m.head(h), -1)
+    n = y.shape[1]
+    before = y.clamp(min=0).unsqueeze(1).expand(-1, n, -1)
+    place = torch.arange(n)
+    counts = (place < place[:, None]) & (before != y.clamp(min=0).unsqueeze(-1))
+    seen = torch.zeros_like(p).scatter_add(-1, before, counts.to(p.dtype)).clamp(max=1)
+    unlikely = -(torch.log((1 - p.exp()).clamp(min=1e-5)) * seen).sum(-1)
+    return F.nll_loss(flat(p), y.reshape(-1), ignore_index=IGNORED) + unlikely.mean()
+
+
+def margin(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """ArcFace: the angle of the own class is widened."""
+    c = F.normalize(flat(h), dim=-1) @ F.normalize(m.head.weight, dim=-1).T
+    own = y.clamp(min=0).reshape(-1, 1)
+    angle = torch.acos(c.gather(1, own).clamp(-0.999, 0.999)) + 0.3
+    return F.cross_entropy(8 * c.scatter(1, own, torch.cos(angle)), own.squeeze(1))
+
+
+def several_tokens(m: Model, h: Tensor, y: Tensor) -> Tensor:
+    """Predicts three tokens at once, with one head for all of them."""
+    hidden = torch.stack([torch.tanh(h * (1.0 + 0.3 * k)) for k in range(3)], 2)
+    labels = torch.stack([F.pad(y, (0, k), value=IGNORED)[:, k:] for k in range(3)], 2)
+    return F.cross_entropy(m.head(hidden).flatten(0, 2), labels.flatten(), ignore_index=IGNORED)
+
+
 def scaled(m: Model, h: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(flat(m.head(h)) / 0.7, y.reshape(-1))
 
@@ -600,6 +672,15 @@ FORMS: dict[str, Form] = {
     "mmd": Form(mmd, ignores=False),
     "lifted": Form(lifted, ignores=False),
     "ranking": Form(ranking, ignores=False, exporters=("file",)),  # ONNX has no `logcumsumexp`
+    "distances": Form(distances, ignores=False, exporters=("file",)),  # others export no diagonal, or no `cdist`
+    "prototypes": Form(prototypes, ignores=False),
+    "straight-through": Form(straight_through, ignores=False, exporters=("file",)),  # ONNX has no `detach`
+    "late-interaction": Form(late_interaction, ignores=False),
+    "pairs-of-tokens": Form(pairs_of_tokens, ignores=False),
+    "sequence-ratio": Form(sequence_ratio),
+    "unlikely": Form(unlikely, ignores=False, exporters=OF_WEIGHTS),  # legacy writes `zeros_like` by data
+    "margin": Form(margin, ignores=False, exporters=("file",)),  # others fold the norm of the weight
+    "several-tokens": Form(several_tokens),
     "bf16": Form(mean_ce, half=True),
     "bf16-upcast": Form(upcast, half=True, bias=True),
     "bf16-shifted-tied": Form(shifted_labels, half=True, tied=True),

@@ -100,8 +100,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         {
             return Ok(vec![x]);
         }
-        let target: Vec<i64> = std::iter::once(-1).chain(row).collect();
-        return Ok(vec![cx.b.reshape(x, &target)?]);
+        return Ok(vec![regrouped(&mut cx, x, &row, lead_out)?]);
     } else if op.axes == BatchAxes::Permuted && cx.fit.ins[0] != Some(Rows::Last) && lead_out > 0 {
         let rank = cx.out_types[0].rank();
         let perm = permutation(&cx.attrs, rank);
@@ -206,7 +205,48 @@ fn of_columns(mut cx: CutCx) -> Result<Vec<ValueId>> {
     cx.b.emit_n(cx.op, cx.ins, cx.attrs, cx.out_types.len())
 }
 
-/// Constant sizes of a row; [`fit`] has made sure that they are.
+/// Returns the rows of `x` in the shape `row`, of which a size that no constant tells is -1.
+fn regrouped(cx: &mut CutCx, x: ValueId, row: &[i64], lead_out: usize) -> Result<ValueId> {
+    let unknown = row.iter().filter(|n| **n < 0).count();
+    let ones = |dims: &[Dim]| -> Vec<i64> {
+        let ones = (0..dims.len()).filter(|at| dims[*at].is_one());
+        ones.map(|at| at as i64 + 1).collect()
+    };
+    if unknown == 0 {
+        let target: Vec<i64> = std::iter::once(-1).chain(row.iter().copied()).collect();
+        return cx.b.reshape(x, &target);
+    }
+    let from = cx.b.ty(x).dims[1..].to_vec();
+    let to = cx.out_types[0].dims[lead_out..].to_vec();
+    if sizes_match(&from, &to) {
+        let gone = ones(&from);
+        let x = match gone.is_empty() {
+            true => x,
+            false => cx.b.squeeze(x, &gone)?,
+        };
+        return cx.b.unsqueeze(x, &ones(&to));
+    }
+    let row = if unknown > 1 {
+        let all = cx.ins[1].ok_or_else(|| Error::bug("tile", "a shape is missing"))?;
+        let bounds = [lead_out, to.len() + lead_out].map(|at| cx.b.ints(&[at as i64]));
+        cx.b.slice(all, bounds, 0)?
+    } else {
+        // A size of -1 has no meaning where a chunk has no rows.
+        let bounds = [1, from.len() + 1].map(|at| cx.b.ints(&[at as i64]));
+        let sizes = cx.b.shape(x)?;
+        let sizes = cx.b.slice(sizes, bounds, 0)?;
+        let all = cx.b.emit(&REDUCE_PROD, &[sizes], Attrs::new())?;
+        let known = cx.b.ints(&[row.iter().filter(|n| **n > 0).product()]);
+        let rest = cx.b.div(all, known)?;
+        let size = |n: &i64| if *n < 0 { rest } else { cx.b.ints(&[*n]) };
+        let sizes: Vec<ValueId> = row.iter().map(size).collect();
+        cx.b.concat(&sizes, 0)?
+    };
+    let target = cx.b.concat(&[cx.count, row], 0)?;
+    cx.b.emit(&RESHAPE, &[x, target], Attrs::new())
+}
+
+/// Sizes of a row; -1 for one that is not constant. [`fit`] has made sure that the node can do without it.
 fn row_dims(dims: &[Dim]) -> Vec<i64> {
     dims.iter().map(|d| d.as_const().unwrap_or(-1)).collect()
 }

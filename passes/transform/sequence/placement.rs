@@ -12,12 +12,15 @@ use crate::analysis::residual_stream::Flow;
 use crate::analysis::sizes::{Binding, DimKind, dim_kinds};
 use crate::analysis::symbolic_elements::Elements;
 use crate::error::{Error, Result};
+use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::typing::Contents;
 use crate::ir::{DType, Def, Dim, Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::attention::ATTENTION;
 use crate::ops::batch_axes::positions::{Part, Place, Positions, PositionsCx, positions};
 use crate::ops::batch_axes::{Reason, is_mean_loss};
+use crate::ops::concat::CONCAT;
 use crate::ops::shape::{SHAPE, SIZE};
+use crate::ops::softmax::SOFTMAX;
 use crate::transform::loss::Seed;
 use rustc_hash::FxHashMap;
 use std::cell::RefCell;
@@ -149,7 +152,10 @@ impl Placement {
                     if node
                         .operands()
                         .all(|v| found.place[v].is_none() || found.is_light[v]) => {}
-                Err(why) => return Err(refusal(graph, id, why)),
+                Err(why) => {
+                    let why = unrecognised(graph, id).unwrap_or(why);
+                    return Err(refusal(graph, id, why));
+                }
             }
         }
         let reaches = |seed: &Seed| totals[seed.value] || found.place[seed.value].is_some();
@@ -321,6 +327,43 @@ fn candidates(graph: &Graph) -> Vec<(ValueId, usize)> {
     let mut found: Vec<(ValueId, usize)> = inputs.filter_map(|v| Some((v, axis(v)?))).collect();
     found.sort_by_key(|(v, _)| !graph.ty(*v).dtype.is_int());
     found
+}
+
+/// Returns the reason to refuse a product that makes the scores of an attention: that no `Attention` was made of it.
+fn unrecognised(graph: &Graph, id: NodeId) -> Option<Reason> {
+    let is_product = matches!(
+        graph.node(id).op.class,
+        OpClass::Product | OpClass::BiasedProduct
+    );
+    let mut open = vec![(id, false)];
+    let mut seen = BTreeSet::new();
+    while let Some((id, is_joined)) = open.pop().filter(|_| is_product) {
+        for user in graph
+            .node(id)
+            .outs
+            .iter()
+            .flat_map(|v| graph.value(*v).uses())
+        {
+            let node = graph.node(user.node);
+            let joins = node.op == &CONCAT;
+            match (node.op == &SOFTMAX, is_joined) {
+                (true, true) => {
+                    return Some(
+                        "it makes scores of an attention that joins them with others before the softmax, as attention sinks are, \
+                         and only attentions over keys alone are cut",
+                    );
+                }
+                (true, false) => {
+                    return Some("it makes scores of an attention that is not recognised as one");
+                }
+                _ if (joins || node.op.axes == BatchAxes::Pointwise) && seen.insert(user.node) => {
+                    open.push((user.node, is_joined || joins));
+                }
+                _ => {}
+            }
+        }
+    }
+    None
 }
 
 /// Returns the error for a node that cannot be computed chunk by chunk.

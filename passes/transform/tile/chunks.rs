@@ -640,9 +640,13 @@ impl Emitter<'_, '_> {
         let shape = match ty.static_dims() {
             Some(dims) => self.b.ints(&dims),
             None => {
-                let all: Vec<ValueId> = self.snapshot.inputs.concat();
+                // What the backward pass reads may follow from this very result.
+                let maker = self.b.graph.def_node(old);
+                let is_later = maker.is_some_and(|id| self.region.after.contains(&id));
+                let sides = &self.snapshot.inputs[..=usize::from(is_later)];
+                let inputs: Vec<ValueId> = sides.concat();
                 let classes = &self.region.classes;
-                let batch = match like(self.b.graph, &all, classes, &ty.dims[..k]) {
+                let batch = match like(self.b.graph, &inputs, classes, &ty.dims[..k]) {
                     Some(v) => self.sizes(self.own(v), 0, k)?,
                     None if k == 1 => {
                         let n = self.n_rows()?;

@@ -2,6 +2,7 @@
 
 use crate::ir::op::{BatchAxes, OpClass};
 use crate::ir::{Dim, Graph, Node, NodeId, Role, SecondaryMap, ValueId, same_dims};
+use crate::ops::arith::{ADD, SUB};
 use crate::ops::batch_axes::axis_of;
 use crate::ops::softmax::SOFTMAX;
 use rustc_hash::FxHashSet;
@@ -64,8 +65,10 @@ fn softened(graph: &Graph, v: ValueId) -> Option<ValueId> {
             }
             false => {
                 let operands = elementwise_operands(graph, node);
-                // A product of weights with something as wide is no mean.
-                if is_soft || operands.len() == 1 {
+                // A product of weights with something as wide is no mean. A sum is one where its terms are, as that of a hard choice
+                // with the slope of a soft one.
+                let is_sum = node.op == &ADD || node.op == &SUB;
+                if is_soft || is_sum || operands.len() == 1 {
                     open.extend(operands.into_iter().map(|x| (x, is_soft)));
                 }
             }
@@ -74,8 +77,48 @@ fn softened(graph: &Graph, v: ValueId) -> Option<ValueId> {
     None
 }
 
+/// Returns true for an op on each element of all pairs, such as the differences of rows and classes: every operand is repeated
+/// along an axis.
+fn pairs(graph: &Graph, node: &Node) -> bool {
+    let [out] = node.outs[..] else {
+        return false;
+    };
+    let dims = &graph.ty(out).dims;
+    let is_repeated = |v: ValueId| {
+        let own = &graph.ty(v).dims;
+        let (over, aligned) = dims.split_at(dims.len() - own.len());
+        !over.iter().all(Dim::is_one)
+            || aligned
+                .iter()
+                .zip(own)
+                .any(|(all, one)| one.is_one() && !all.is_one())
+    };
+    let is_pointwise = node.op.axes == BatchAxes::Pointwise && graph.ty(out).dtype.is_float();
+    is_pointwise && dims.len() > 1 && node.operands().all(is_repeated)
+}
+
+/// Returns the pairs of elements that a sum along the last axis is over: together they are distances, or other scores of pairs.
+fn summed_pairs(graph: &Graph, node: &Node) -> Option<NodeId> {
+    let x = node.operand(0)?;
+    let (dims, own) = (&graph.ty(node.outs[0]).dims, &graph.ty(x).dims);
+    let own = own.split_last()?.1;
+    let kept = dims.strip_suffix(&[Dim::ONE][..]).unwrap_or(dims);
+    let is_wide = own.iter().filter(|dim| !dim.is_one()).count() > 1;
+    if node.op.axes != BatchAxes::Reduced || !is_wide || !same_dims(kept, own) {
+        return None;
+    }
+    let mut v = x;
+    loop {
+        let id = graph.def_node(v)?;
+        if pairs(graph, graph.node(id)) {
+            return Some(id);
+        }
+        v = *elementwise_operands(graph, graph.node(id)).first()?;
+    }
+}
+
 /// Returns the scores that a loss is made of, however it is written: results of the last products before it that are wider than
-/// their operands, compare rows or features, or whose softmax weighs a mean.
+/// their operands, compare rows or features, or whose softmax weighs a mean, and what ops on each element make of all pairs.
 pub fn heads(graph: &Graph) -> Vec<ValueId> {
     let mut heads = Vec::new();
     let is_scalar = |v: &ValueId| graph.ty(*v).elements().is_one() && graph.ty(*v).dtype.is_float();
@@ -90,6 +133,15 @@ pub fn heads(graph: &Graph) -> Vec<ValueId> {
         seen[id] = true;
         if !is_product(node) {
             open.extend(graph.operand_nodes(id));
+            match summed_pairs(graph, node) {
+                Some(of_pairs) => {
+                    heads.push(node.outs[0]);
+                    seen[of_pairs] = true;
+                    open.extend(graph.operand_nodes(of_pairs));
+                }
+                None if pairs(graph, node) => heads.push(node.outs[0]),
+                None => {}
+            }
         } else if expands(graph, node) || compares_rows(graph, node) {
             heads.push(node.outs[0]);
         } else {

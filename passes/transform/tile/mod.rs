@@ -173,7 +173,7 @@ pub struct Tiled {
     pub regions: Vec<(String, usize)>,
     /// One line for people per value that stays whole, with the reason.
     pub refused: Vec<String>,
-    /// Reductions were rewritten, even if nothing was tiled then.
+    /// Reductions were rewritten or dead nodes dropped, even if nothing was tiled then.
     pub rewritten: bool,
 }
 
@@ -190,6 +190,8 @@ impl Tiled {
 /// # Errors
 /// See [`infer`].
 pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Result<Tiled> {
+    // Later on only copies may be dropped, so that what is not cut is not changed.
+    let rewritten = dce(graph);
     let order = graph.order().iter();
     let scores = order.filter_map(|id| class_scores(graph.node(*id)));
     let mut scores: Vec<ValueId> = scores.collect();
@@ -199,6 +201,7 @@ pub fn tile(graph: &mut Graph, chunks: &dyn Fn(&Graph, &Region) -> usize) -> Res
     let named = scores.len();
     let mut tiled = Tiled {
         found: named + heads.len() > 0,
+        rewritten,
         ..Tiled::default()
     };
     let mut refused: Vec<Refused> = Vec::new();

@@ -118,15 +118,19 @@ pub struct Training {
     /// Replace the ops of attentions, norms and activations by one op each: on or off
     #[arg(long, value_name = "WORD", default_value = "on", value_parser = switch, action = ArgAction::Set)]
     pub fuse: bool,
+    /// Compute in chunks of tokens whatever pays off, the loss and chains of ops inside the model: auto or off, short for
+    /// both options below
+    #[arg(long, value_name = "WORD", default_value = "off", value_parser = ["off", "auto"], help_heading = "Chunking")]
+    pub tile: String,
     /// Compute the head and the loss in chunks of tokens, so that logits never exist whole: off, auto (as many chunks as
     /// pay off within the budget; a fixed rule without one), required (auto, and an error where logits have to stay whole) or a
-    /// number. Logits must not be an output (--drop-output)
-    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse_loss), help_heading = "Chunking")]
-    pub tile_loss: (Tile, bool),
+    /// number. Logits must not be an output (--drop-output) [default: that of --tile]
+    #[arg(long, value_name = "N", value_parser = by(Tile::parse_loss), help_heading = "Chunking")]
+    pub tile_loss: Option<(Tile, bool)>,
     /// Compute MLPs and other chains of ops on tokens in chunks of tokens, in the forward and the backward pass: off, auto
-    /// (as many chunks as pay off within the budget; a fixed rule without one) or a number
-    #[arg(long, value_name = "N", default_value = "off", value_parser = by(Tile::parse), help_heading = "Chunking")]
-    pub tile_mlp: Tile,
+    /// (as many chunks as pay off within the budget; a fixed rule without one) or a number [default: that of --tile]
+    #[arg(long, value_name = "N", value_parser = by(Tile::parse), help_heading = "Chunking")]
+    pub tile_mlp: Option<Tile>,
     /// Run a causal model on N chunks of the sequence one after the other, each through all layers, so that only keys and
     /// values of all tokens exist at once: off or a number
     #[arg(long, value_name = "N", default_value = "off", value_parser = by(parse_chunks), help_heading = "Chunking")]
@@ -139,6 +143,11 @@ pub struct Training {
 
 impl Training {
     pub fn request(&self) -> Request {
+        let both = match self.tile.as_str() {
+            "auto" => Tile::Auto,
+            _ => Tile::Off,
+        };
+        let (loss, tile_required) = self.tile_loss.unwrap_or((both, false));
         Request {
             loss: self.loss.clone().unwrap_or_default(),
             selection: self.trained.selection(),
@@ -150,11 +159,11 @@ impl Training {
             rng_streams: self.rng_streams.clone(),
             fuse: self.fuse,
             tile: Tiles {
-                loss: self.tile_loss.0,
-                mlp: self.tile_mlp,
+                loss,
+                mlp: self.tile_mlp.unwrap_or(both),
             },
             sequence_chunks: self.tile_sequence,
-            tile_required: self.tile_loss.1,
+            tile_required,
             updates: self.updates.options(),
             mesh: self.sharing.mesh(),
             ..Request::default()

@@ -191,15 +191,15 @@ fn largest(dtype: DType) -> Option<f64> {
 }
 
 /// Lowers logarithms of running sums of exponentials. Each step doubles the number of elements that a sum spans (Hillis and
-/// Steele, "Data parallel algorithms", 1986). No sum overflows, because each is scaled by its own largest element. A leading −∞
-/// becomes the lowest number of the type.
+/// Steele, "Data parallel algorithms", 1986). No sum overflows, because each is scaled by its own largest element.
 fn logcumsumexp(c: &mut Call) -> Result<Value> {
     let dims = c.sizes("self")?;
     let axis = c.axis("dim", -1, dims.len())?;
     let size = dims.get(axis).map_or(Some(1), Dim::as_const);
     let size = size.ok_or_else(|| c.fail("shape", "the size along the axis is not known"))?;
-    let least = largest(c.low.dtype(c.tensor("self")?));
-    let least = least.ok_or_else(|| c.unsupported("an integer").help("use to(torch.float32)"))?;
+    if !c.low.dtype(c.tensor("self")?).is_float() {
+        return Err(c.unsupported("an integer").help("use to(torch.float32)"));
+    }
     let mut sums = c.given("self");
     let mut span = 1;
     while span < size {
@@ -208,7 +208,10 @@ fn logcumsumexp(c: &mut Call) -> Result<Value> {
         pads[front] = span;
         let [along, from, length] = [axis as i64, 0, size - span].map(Value::from);
         let before = c.run("narrow", [sums.clone(), along, from, length])?;
-        let before = c.run("constant_pad_nd", [before, pads.into(), (-least).into()])?;
+        let before = c.run(
+            "constant_pad_nd",
+            [before, pads.into(), f64::NEG_INFINITY.into()],
+        )?;
         sums = c.run("logaddexp", [sums, before])?;
         span *= 2;
     }

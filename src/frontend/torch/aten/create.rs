@@ -1,9 +1,11 @@
 //! Tensors from nothing, copies, and changes of element type.
 
 use super::super::value::{TensorId, Value};
-use super::lowering::DEFAULT_FLOAT;
+use super::lowering::{DEFAULT_FLOAT, Lowering};
 use super::signature::{Call, Formula, Op};
 use ckpt_passes::Result;
+use ckpt_passes::analysis::ranges::{self, Ranges};
+use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::ir::{DType, Dim, Tensor};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::fill;
@@ -52,10 +54,10 @@ pub const OPS: &[Op] = &[
          empty_permuted(size: N, physical_layout: I, *, dtype: d?, layout, device, pin_memory); \
          empty_strided(size: N, stride: I, *, dtype: d?, layout, device, pin_memory); \
          fill(self: t, value: ts); \
-         full(size: N, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
-         full_like(self: t, fill_value: s, *, dtype: d?, layout, device, pin_memory, memory_format); \
+         full(size: N, fill_value: ts, *, dtype: d?, layout, device, pin_memory); \
+         full_like(self: t, fill_value: ts, *, dtype: d?, layout, device, pin_memory, memory_format); \
          new_{empty,ones,zeros}(self: t, size: N, *, dtype: d?, layout, device, pin_memory); \
-         new_full(self: t, size: N, fill_value: s, *, dtype: d?, layout, device, pin_memory); \
+         new_full(self: t, size: N, fill_value: ts, *, dtype: d?, layout, device, pin_memory); \
          zero(self: t)",
         filled,
     ),
@@ -189,4 +191,30 @@ fn to(c: &mut Call) -> Result<Value> {
 fn to_other(c: &mut Call) -> Result<Value> {
     let (x, dtype) = (c.tensor("self")?, c.low.dtype(c.tensor("other")?));
     converted(c, x, dtype)
+}
+
+impl Lowering<'_> {
+    /// Returns a tensor of one element as a plain number of the program: beside tensors it does not decide the element type.
+    ///
+    /// # Errors
+    /// A tensor whose value is not certain.
+    pub fn as_number(&mut self, tensor: TensorId) -> Result<TensorId> {
+        let number = self.snapshot(tensor)?;
+        self.plain.insert(number);
+        Ok(number)
+    }
+
+    /// Records the ranges of the named sizes that the inputs have. Ops may mean something else outside of them.
+    ///
+    /// # Errors
+    /// A range without sizes.
+    pub fn declare_ranges(&mut self, ranges: &Ranges) -> Result<()> {
+        let kinds = dim_kinds(self.b.graph);
+        for (name, range) in ranges {
+            if kinds.contains_key(name) && !ranges::narrow(self.b.graph, name, *range)? {
+                bail!("pt2", "no size `{name}` is within its range");
+            }
+        }
+        Ok(())
+    }
 }

@@ -72,7 +72,7 @@ pub struct Lowering<'g> {
     /// The graph input with the seed of random ops, once an op needs it.
     pub(super) seed: Option<ValueId>,
     /// Tensors that stand for plain numbers. Type promotion treats them as numbers.
-    plain: BTreeSet<TensorId>,
+    pub(super) plain: BTreeSet<TensorId>,
     warnings: Vec<String>,
     pub(super) group: Option<Group>,
     /// Whether the program was decomposed. Otherwise `alias` is a slice of everything.

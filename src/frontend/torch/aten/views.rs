@@ -5,6 +5,7 @@ use super::super::value::{TensorId, Value};
 use super::lowering::View;
 use super::signature::{Call, Formula, Op, along};
 use ckpt_passes::Result;
+use ckpt_passes::analysis::ranges;
 use ckpt_passes::ir::{DType, Dim, Same, ValueId};
 use ckpt_passes::ops::concat::{CONCAT, SPLIT};
 use ckpt_passes::ops::{EmitExt, arith, fill::RANGE, index, shape};
@@ -305,9 +306,22 @@ pub(super) fn broadcast(c: &Call, a: &[Dim], b: &[Dim]) -> Result<Vec<Dim>> {
 fn squeeze(c: &mut Call) -> Result<Value> {
     let dims = c.sizes("self")?;
     let mut chosen = c.axes("dim", dims.len())?;
+    let ranges = ranges::of(c.low.b.graph)?;
+    let is_one = |dim: &Dim| dim.same(&Dim::ONE) == Same::Yes;
     // PyTorch's programs fix the rank: a size that may be 1 was not 1 when the program was traced.
-    chosen.retain(|axis| dims[*axis].same(&Dim::ONE) == Same::Yes);
+    chosen.retain(|axis| is_one(&ranges::from_least(&dims[*axis], &ranges)));
     chosen.sort_unstable();
+    // Sizes that are 1 only within the ranges of the program, such as `min(2, s) - 1`.
+    if let Some(axis) = chosen.iter().copied().rfind(|axis| !is_one(&dims[*axis])) {
+        let first = c.run("select", [c.given("self"), (axis as i64).into(), 0.into()])?;
+        chosen.retain(|other| *other != axis);
+        let left = chosen.iter().map(|a| (a - usize::from(*a > axis)) as i64);
+        let left: Vec<i64> = left.collect();
+        return match left.is_empty() {
+            true => Ok(first),
+            false => c.run("squeeze", [first, left.into()]),
+        };
+    }
     match chosen.is_empty() {
         true => view(c, View::Reshape(dims)),
         false => {

@@ -15,8 +15,6 @@ use super::aten::{Kind, Lowering};
 use super::value::TensorId;
 use crate::frontend::Model;
 use crate::frontend::given::Given;
-use ckpt_passes::analysis::ranges;
-use ckpt_passes::analysis::sizes::dim_kinds;
 use ckpt_passes::ir::{Graph, Phase};
 use ckpt_passes::{Error, Result};
 use replay::{Replay, damaged, output_name};
@@ -103,9 +101,9 @@ pub fn build(
     replay.sizes.rename(names)?;
     replay.say(&module.graph, given)?;
     sources(&mut replay, program, weights, given)?;
+    replay.declare_ranges()?;
     replay.run(&module.graph, 0)?;
     let (results, mut warnings) = results(&replay, program)?;
-    let ranges = replay.sizes.left();
     let names: Vec<String> = results.iter().map(|(name, _)| name.clone()).collect();
     let names = given.output_names_or(results.len(), |i| names[i].clone())?;
     let mut seen = BTreeSet::new();
@@ -118,12 +116,6 @@ pub fn build(
         lowering.output(&name, *tensor)?;
     }
     warnings.extend(lowering.finish()?);
-    let kinds = dim_kinds(&graph);
-    for (name, range) in ranges {
-        if kinds.contains_key(&name) && !ranges::narrow(&mut graph, &name, range)? {
-            bail!("pt2", "no size `{name}` is within its range");
-        }
-    }
     Ok(Model {
         graph,
         warnings,

@@ -76,6 +76,14 @@ impl<'l, 'g> Replay<'l, 'g> {
         self.define(name, Value::Tensor(tensor))
     }
 
+    /// Notes the ranges of the sizes that inputs have, because ops may mean something else outside of them.
+    ///
+    /// # Errors
+    /// A range without sizes.
+    pub fn declare_ranges(&mut self) -> Result<()> {
+        self.lowering.declare_ranges(&self.sizes.left())
+    }
+
     /// Gives a value a name that no other value has.
     fn define(&mut self, name: &str, value: Value) -> Result<()> {
         match self.values.insert(name.to_string(), value) {
@@ -150,7 +158,10 @@ impl<'l, 'g> Replay<'l, 'g> {
         let mut args = Vec::new();
         let mut kwargs: Vec<(&str, Value)> = Vec::new();
         for NamedArgument { name, arg } in &node.inputs {
-            let value = self.argument(arg)?;
+            let mut value = self.argument(arg)?;
+            if let (Argument::AsSymFloat(_), Value::Tensor(id)) = (arg, &value) {
+                value = Value::Tensor(self.lowering.as_number(*id)?);
+            }
             match name.as_str() {
                 "" => args.push(value),
                 name => kwargs.push((name, value)),
