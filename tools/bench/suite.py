@@ -295,7 +295,7 @@ def failed(name: str, peer: str, error: Exception) -> Row:
 def with_ours(rows: list[Row], graph: dict[str, Any]) -> list[Row]:
     """Returns the rows of peers with our plans at their peaks, and rows of our own."""
     rows = [{k: v for k, v in row.items() if not k.startswith("ours_")} for row in rows if row["peer"] != OURS]
-    about = next(({k: row[k] for k in ABOUT} for row in rows if "peak" in row), None)
+    about = next(({k: row[k] for k in ABOUT if k in row} for row in rows if "peak" in row), None)
     if about is None:
         return rows
     above = smallest_peak(graph) - about["static"]
