@@ -212,6 +212,16 @@ def test_inductor_takes_what_was_computed_with_libraries_of_kernels() -> None:
     assert abs(measured_peak(step, model, images) - (plan.compiled_peak_bytes - plan.static_bytes)) <= 64
 
 
+def test_inductor_returns_inputs_that_are_saved_as_they_are() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten())
+    images = torch.randn(8, 3, 64, 64)
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=ckpt_opt.backend("10MB"))
+    step(images).backward()
+    model.zero_grad(set_to_none=True)
+    # The convolution reads a copy of another layout, which ends with it.
+    assert allocated_bytes(lambda: step(images))[1] < images.nbytes
+
+
 def test_what_inductor_takes_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpt_opt import inductor
 

@@ -113,6 +113,7 @@ def compile_once(
     passes: list[tuple[fx.GraphModule, Any]] = []
 
     def compile_pass(graph: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        keep_inputs(graph)
         compiled = compile_fx_inner(graph, example_inputs, **kwargs)
         passes.append((graph, compiled))
         return compiled
@@ -149,6 +150,18 @@ def compile_once(
     except Exception as error:
         unchecked(plan, f"{type(error).__name__}: {error}")
     return Attempt(compiled, plan, passes)
+
+
+def keep_inputs(graph: fx.GraphModule) -> None:
+    """Lets inputs that a graph returns be returned as they are.
+
+    Where a convolution reads them, inductor returns copies of its own layout: what the forward pass saves then takes memory
+    twice.
+    """
+    output = graph.graph.output_node()
+    visible = output.meta.get("user_visible_output_idxs", [])
+    returned = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node) and node.op == "placeholder"]
+    output.meta["user_visible_output_idxs"] = sorted({*visible, *returned})
 
 
 def backward_at_once() -> AbstractContextManager[Any]:
