@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ckpt_opt
+from ckpt_opt.fusion import Search, Targets
+from ckpt_opt.inductor import ATTEMPTS
 from ckpt_opt.prices import allocated_bytes
 
 
@@ -210,6 +212,74 @@ def test_inductor_takes_what_was_computed_with_libraries_of_kernels() -> None:
     (plan,) = ckpt_opt.last_plans
     assert plan.compiled_peak_bytes is not None
     assert abs(measured_peak(step, model, images) - (plan.compiled_peak_bytes - plan.static_bytes)) <= 64
+
+
+def test_inductor_returns_inputs_that_are_saved_as_they_are() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten())
+    images = torch.randn(8, 3, 64, 64)
+    step = torch.compile(lambda x: model(x).pow(2).mean(), backend=ckpt_opt.backend("10MB"))
+    step(images).backward()
+    model.zero_grad(set_to_none=True)
+    # The convolution reads a copy of another layout, which ends with it.
+    assert allocated_bytes(lambda: step(images))[1] < images.nbytes
+
+
+def test_inductor_recomputes_what_is_free_at_any_budget() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    torch.compile(model, backend=ckpt_opt.backend(policy="none"))(rows(512)).sum().backward()
+    torch._dynamo.reset()
+    torch.compile(model, backend=ckpt_opt.backend(10**9))(rows(512)).sum().backward()
+    everything, plan = ckpt_opt.last_plans
+    # A part of gelu, which its gradient computes from the operand that it reads.
+    assert len([name for name in plan.recomputed if name.startswith("erf")]) == 6
+    assert plan.overhead_pct == plan.flops_overhead_pct == 0
+    assert plan.saved_bytes < 0.9 * everything.saved_bytes
+
+
+def test_no_plan_of_inductor_costs_more_at_a_larger_budget() -> None:
+    torch.manual_seed(0)
+    model = Net(layers=2)
+    costs, peaks = [], []
+    for budget in ("60%", "75%", "100%"):
+        torch._dynamo.reset()
+        step = torch.compile(lambda x: model(x).pow(2).mean(), backend=ckpt_opt.backend(budget))
+        step(rows(2048)).backward()
+        plan = ckpt_opt.last_plans[-1]
+        assert plan.compiled_peak_bytes is not None and plan.limit_bytes is not None
+        assert plan.compiled_peak_bytes <= plan.limit_bytes
+        costs.append(plan.overhead_pct)
+        peaks.append(plan.compiled_peak_bytes)
+    assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1] == 0
+    assert peaks == sorted(peaks)
+
+
+def searched(targets: Targets, limit: int, share: float) -> tuple[int, int]:
+    """Returns the place that a search ends at, where code takes a share of its target, and the number of trials."""
+    search, place, fitting, trials = Search(), targets.within(limit), [], 0
+    while True:
+        trials += 1
+        excess = int(share * targets[place]) - limit
+        if excess <= 0:
+            fitting.append(place)
+        after = search.after(targets, place, excess)
+        if after is None or place == after == 0:
+            break
+        place = after
+    return min(fitting), trials
+
+
+@pytest.mark.parametrize("share", [0.6, 0.97, 1.0, 1.3])
+def test_the_largest_target_within_the_budget_is_found(share: float) -> None:
+    targets = Targets(first=50_000_000, static=5_000_000)
+    places = []
+    for limit in range(9_000_000, 80_000_000, 1_700_000):
+        place, trials = searched(targets, limit, share)
+        assert int(share * targets[place]) <= limit
+        assert place == 0 or int(share * targets[place - 1]) > limit
+        assert trials <= ATTEMPTS
+        places.append(place)
+    assert places == sorted(places, reverse=True)
 
 
 def test_what_inductor_takes_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from ckpt_opt.prices import flops_of
+from ckpt_opt.prices import Prices, flops_of
 
 
 def counted(work: Any) -> int:
@@ -47,3 +47,28 @@ def test_grouped_products_count_as_their_groups_one_by_one() -> None:
         one_by_one = sum(counted(lambda a=a, b=b: a @ b) for a, b in groups)
         found = flops_of(torch.ops.aten._grouped_mm.default, ((*operands, offsets), {}), None)
         assert found == one_by_one > 0, name
+
+
+@pytest.mark.parametrize("queries,width", [(17, 8), (5, 16)])
+def test_attention_on_a_cpu_counts_as_its_products(queries: int, width: int) -> None:
+    q, k, v = torch.ones(2, 4, queries, 8), torch.ones(2, 4, 9, 8), torch.ones(2, 4, 9, width)
+    scores = counted(lambda: q @ k.mT)
+    result = counted(lambda: torch.ones(2, 4, queries, 9) @ v)
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    assert flops_of(op.default, ((q, k, v), {}), None) == scores + result > 0
+    grad = torch.ones(2, 4, queries, width)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    found = flops_of(backward.default, ((grad, q, k, v, grad, None, 0.0, False), {}), None)
+    assert found == 3 * scores + 2 * result
+
+
+def test_what_calls_a_library_is_not_priced_as_if_it_were_fused() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(64, 64)
+    wave = graph.call_function(torch.ops.aten.sin.default, (x,))
+    ordered = graph.call_function(torch.ops.aten.sort.default, (x,))
+    wave.meta["val"], ordered.meta["val"] = torch.ones(64, 64), (torch.ones(64, 64), torch.ones(64, 64).long())
+    eager, fused = Prices(measure=False, fused=False), Prices(measure=False, fused=True)
+    assert fused(ordered) == eager(ordered)
+    assert fused(wave)[0] < 0.5 * eager(wave)[0]

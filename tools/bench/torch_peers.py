@@ -46,6 +46,7 @@ from torch._inductor import config as inductor
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tools.bench.suite import corrected
 from tools.bench.torch_budgets import INNER, MODELS, TOLERANCE_BYTES, built, loss_of
 from tools.lib import options, page, zoo
 from tools.lib.model_inputs import Sizes
@@ -97,7 +98,7 @@ class MinCut(CustomPartitionerFn):
 def min_cut(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str, budget: float) -> tuple[Step, int]:
     """Returns a step that PyTorch's partitioner planned, on the joint graph that ours gets, and its FLOPs."""
     partition = MinCut()
-    with config.patch(activation_memory_budget=budget, enable_autograd_cache=False):
+    with config.patch(activation_memory_budget=budget, enable_autograd_cache=False), corrected():
         if inner == "inductor":
             with inductor.patch(custom_partitioner_fn=partition, fx_graph_cache=False):
                 return compiled(model, inputs, "inductor"), partition.flops
@@ -117,7 +118,7 @@ def plan_flops(plan: ckpt_opt.Plan, schedule: Iterable[int]) -> int:
 def eager_flops(model: torch.nn.Module, step: Step) -> int:
     """Returns the FLOPs of a step that is not compiled."""
     model.zero_grad(set_to_none=True)
-    with FlopCounterMode(display=False) as counter:
+    with corrected(), FlopCounterMode(display=False) as counter:
         step().backward()
     return counter.get_total_flops()
 

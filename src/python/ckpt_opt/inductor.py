@@ -1,15 +1,15 @@
 """Compiles a planned graph by inductor, within the budget.
 
 Inductor fuses kernels and chooses their order, so its peak is not the plan's. The order is taken from the plan where that is
-the smaller one, the peak of the generated code is computed before its kernels are compiled, and a graph that misses its budget is
-planned again for less.
+the smaller one, the peak of the generated code is computed before its kernels are compiled, and a graph is planned again, for
+less or for more, until its code is as close below the budget as plans allow.
 """
 
 from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,11 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.virtualized import V
 
 from ckpt_opt.dry_run import dry_run
-from ckpt_opt.partition import Partitioner
+from ckpt_opt.fusion import Search
+from ckpt_opt.partition import Partitioner, Repeated, steps_in
 from ckpt_opt.planner import BudgetError, Plan, PlanWarning, last_plans, mib
 
-ATTEMPTS = 5
+ATTEMPTS = 8
 SMALL = 8
 """A result is small if an operand takes so many times its bytes."""
 
@@ -45,38 +46,55 @@ def compile_fused(
     Raises:
         BudgetError: However it is planned, the compiled code takes more than the budget.
     """
-    target: int | None = None
-    best: tuple[int, Attempt, Plan] | None = None
+    search = Search()
+    place: int | None = None
+    excess_of: dict[str, int] = {}
+    fitting: tuple[Attempt, Plan] | None = None
+    smallest: tuple[int, Attempt, Plan] | None = None
     for _ in range(ATTEMPTS):
-        attempt = compile_once(partition, module, inputs, options, target)
-        plan = attempt.plan
-        if plan is None or plan.compiled_peak_bytes is None or plan.limit_bytes is None:
-            return attempt.finished(), plan
-        excess = plan.compiled_peak_bytes - plan.limit_bytes
-        if excess <= 0:
-            return attempt.finished(), plan
-        if best is None or plan.compiled_peak_bytes < best[0]:
-            best = plan.compiled_peak_bytes, attempt, plan
-        partition.plans.remove(plan)
-        last_plans.remove(plan)
-        if plan.is_smallest:
+        try:
+            attempt = compile_once(partition, module, inputs, options, place, excess_of)
+        except Repeated as known:
+            place = search.after(partition.targets, partition.place, excess_of[known.steps])
+        else:
+            plan = attempt.plan
+            if plan is None or plan.compiled_peak_bytes is None or plan.limit_bytes is None:
+                return attempt.finished(), plan
+            partition.plans.remove(plan)
+            last_plans.remove(plan)
+            excess = excess_of[steps_in(plan.decisions)] = plan.compiled_peak_bytes - plan.limit_bytes
+            if excess <= 0:
+                # The search only goes on to larger targets, whose plans cost less.
+                fitting = attempt, plan
+            if smallest is None or plan.compiled_peak_bytes < smallest[0]:
+                smallest = plan.compiled_peak_bytes, attempt, plan
+            if plan.is_smallest if excess > 0 else plan.overhead_pct == 0:
+                break
+            place = search.after(partition.targets, partition.place, excess)
+        if place is None:
             break
-        target = min(plan.peak_bytes, target or plan.peak_bytes) - excess
-    assert best is not None
-    reached, attempt, plan = best
+    assert smallest is not None
+    attempt, plan = fitting or smallest[1:]
+    if fitting is None:
+        refuse(partition, plan)
+    partition.plans.append(plan)
+    last_plans.append(plan)
+    return attempt.finished(), plan
+
+
+def refuse(partition: Partitioner, plan: Plan) -> None:
+    """Raises or warns that no compiled code was within the budget, as far as was tried, and that this plan's took the least."""
+    reached, limit = plan.compiled_peak_bytes or 0, plan.limit_bytes or 0
     message = (
         f"compiled by inductor, the step takes {reached} bytes ({mib(reached)}) at least, as far as was tried; the budget "
-        f"leaves {plan.limit_bytes} bytes ({mib(plan.limit_bytes or 0)})"
+        f"leaves {limit} bytes ({mib(limit)})"
     )
     if partition.options.on_infeasible != "smallest":
         raise BudgetError(
             f"{message}\nhelp: a larger budget, inner='aot_eager', or on_infeasible='smallest'",
             reached + plan.held_bytes,
         )
-    warnings.warn(f"{message}: compiled for that", PlanWarning, stacklevel=3)
-    partition.plans.append(plan)
-    last_plans.append(plan)
-    return attempt.finished(), plan
+    warnings.warn(f"{message}: compiled for that", PlanWarning, stacklevel=4)
 
 
 class Deferred:
@@ -106,13 +124,19 @@ class Attempt:
 
 
 def compile_once(
-    partition: Partitioner, module: fx.GraphModule, inputs: list[Any], options: dict[str, Any], target: int | None
+    partition: Partitioner,
+    module: fx.GraphModule,
+    inputs: list[Any],
+    options: dict[str, Any],
+    place: int | None,
+    compiled_before: Iterable[str],
 ) -> Attempt:
-    """Plans and compiles a graph for a target, and computes the peak of what was generated."""
+    """Plans and compiles a graph for the target at a place, and computes the peak of what was generated."""
     before = len(partition.plans)
     passes: list[tuple[fx.GraphModule, Any]] = []
 
     def compile_pass(graph: fx.GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
+        keep_inputs(graph)
         compiled = compile_fx_inner(graph, example_inputs, **kwargs)
         passes.append((graph, compiled))
         return compiled
@@ -121,7 +145,7 @@ def compile_once(
     deferred = lambda *arguments: Deferred(partial(cpp_pybinding, *arguments))  # noqa: E731
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(AsyncCompile, "cpp_pybinding", deferred))
-        stack.enter_context(partition.aim(target))
+        stack.enter_context(partition.aim(place, compiled_before))
         stack.enter_context(V.set_choices_handler(Choices()))
         stack.enter_context(
             config.patch(
@@ -149,6 +173,18 @@ def compile_once(
     except Exception as error:
         unchecked(plan, f"{type(error).__name__}: {error}")
     return Attempt(compiled, plan, passes)
+
+
+def keep_inputs(graph: fx.GraphModule) -> None:
+    """Lets inputs that a graph returns be returned as they are.
+
+    Where a convolution reads them, inductor returns copies of its own layout: what the forward pass saves then takes memory
+    twice.
+    """
+    output = graph.graph.output_node()
+    visible = output.meta.get("user_visible_output_idxs", [])
+    returned = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node) and node.op == "placeholder"]
+    output.meta["user_visible_output_idxs"] = sorted({*visible, *returned})
 
 
 def backward_at_once() -> AbstractContextManager[Any]:

@@ -299,8 +299,14 @@ class Joint:
             found[name] = kept + keeps, total + 1
         return found
 
-    def cost_graph(self, price: Price, in_place: bool) -> dict[str, Any]:
-        """Returns the cost graph that `ckpt-opt plan` reads, with results that may be written over operands where that is asked for."""
+    def cost_graph(self, price: Price, in_place: bool, free: set[str] | None = None) -> dict[str, Any]:
+        """Returns the cost graph that `ckpt-opt plan` reads.
+
+        Args:
+            price: Prices nodes.
+            in_place: Results may be written over operands.
+            free: The names of nodes. Those of the forward pass cost nothing, and the backward pass has to recompute them.
+        """
         ops = []
         layers: dict[str, int] = {}
         handed_out = self.results(self.forward_results)
@@ -308,6 +314,9 @@ class Joint:
             cost, flops, moved, scratch = (0.0, 0, 0, 0) if op.takes_state else price(op.node)
             reads = self.reads(op)
             may_repeat = op.draws and not op.takes_state if op.draws else is_repeatable(op.node)
+            # The caller holds what the model returns, so that a copy would be a second one.
+            may_repeat = may_repeat and handed_out.isdisjoint(self.makes(op)) and self.written.isdisjoint(reads)
+            is_free = i < self.boundary and may_repeat and op.node.name in (free or ())
             path = layer_of(op.node) if i < self.boundary else None
             ops.append(
                 {
@@ -315,20 +324,17 @@ class Joint:
                     "kind": str(op.node.args[0] if op.draws else op.node.target),
                     "ins": reads,
                     "outs": self.makes(op),
-                    "cost": cost,
+                    "cost": 0.0 if is_free else cost,
                     "flops": flops,
                     "bytes": moved,
                     "temp_bytes": scratch,
                     "in_place_operands": self._written_over(op) if in_place else [],
                     "layer": None if path is None else layers.setdefault(path, len(layers)),
                     "phase": "fwd" if i < self.boundary else "bwd",
-                    # The caller holds what the model returns, so that a copy would be a second one.
-                    "recomputable": may_repeat
-                    and handed_out.isdisjoint(self.makes(op))
-                    and self.written.isdisjoint(reads),
+                    "recomputable": may_repeat,
                     # Processes that call collectives in different orders wait for each other forever.
                     "ordered": is_collective(op.node),
-                    "must_recompute": op.node.meta.get("recompute") is aot.CheckpointPolicy.MUST_RECOMPUTE,
+                    "must_recompute": is_free or op.node.meta.get("recompute") is aot.CheckpointPolicy.MUST_RECOMPUTE,
                 }
             )
         values = [

@@ -7,10 +7,11 @@ writes both passes in the plan's order, in which a value may be computed several
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch._functorch import partitioners as aot
 from torch._functorch._aot_autograd import descriptors
 
 from ckpt_opt.binary import executable
+from ckpt_opt.fusion import Targets, free_nodes, leave_to_plan
 from ckpt_opt.joint import Joint, is_mutable, keep_states
 from ckpt_opt.planner import (
     FETCH,
@@ -107,6 +109,19 @@ class Solved:
     is_smallest: bool
 
 
+class Repeated(Exception):
+    """A plan is one that was compiled before; `steps` says which."""
+
+    def __init__(self, steps: str) -> None:
+        super().__init__()
+        self.steps = steps
+
+
+def steps_in(decisions: dict[str, Any]) -> str:
+    """Returns what runs and moves in a plan, as text."""
+    return json.dumps([decisions["schedule"], decisions.get("offloaded", [])])
+
+
 class Partitioner:
     """A `partition_fn` for AOTAutograd: takes a joint graph, returns forward and backward pass.
 
@@ -116,23 +131,34 @@ class Partitioner:
     Attributes:
         plans: One for each graph.
         running: Forward passes whose backward pass has not run, where it is told of them.
+        targets: The peaks that the last graph can be planned for, if it is compiled for a limit.
+        place: The place of the target that it was planned for.
     """
+
+    targets: Targets
+    place: int
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.plans: list[Plan] = []
         self.prices = Prices(options.measure, options.fused)
         self.running = Running(self._check)
-        self._target: int | None = None
+        self._aim: int | None = None
+        self._compiled: Iterable[str] = ()
+        self._free: set[str] = set()
 
     @contextmanager
-    def aim(self, target: int | None) -> Iterator[None]:
-        """Plans for a smaller peak than the budget allows, in bytes, if it is given."""
-        self._target = target
+    def aim(self, place: int | None, compiled: Iterable[str]) -> Iterator[None]:
+        """Plans the last graph again, for the target at a place; a new graph without one, for the largest within the budget.
+
+        Raises:
+            Repeated: The plan is one of those that were compiled already.
+        """
+        self._aim, self._compiled = place, compiled
         try:
             yield
         finally:
-            self._target = None
+            self._aim, self._compiled = None, ()
 
     def key(self) -> str:
         """Returns a text that differs wherever plans may differ: for caches of compiled code."""
@@ -141,7 +167,7 @@ class Partitioner:
             code.update(path.read_bytes())
         command = executable().stat()
         before = [plan.saved_bytes for plan in self.running.plans()]
-        return repr((self.options, before, self._target, command.st_mtime_ns, command.st_size, code.hexdigest()))
+        return repr((self.options, before, self._aim, command.st_mtime_ns, command.st_size, code.hexdigest()))
 
     def __call__(
         self, module: fx.GraphModule, joint_inputs: Any = None, *, num_fwd_outputs: int, **kwargs: Any
@@ -152,14 +178,19 @@ class Partitioner:
         if functorch_config.cse:
             module.graph = aot.fx_graph_cse(module.graph)
         chunks = self._tile(module)
+        fused = self.options.fused
+        if self._aim is None and fused and self.options.policy is None:
+            self._free = free_nodes(module, num_fwd_outputs)
         keep_states(module)
         module.recompile()
         joint = Joint(module, num_fwd_outputs)
         # A compiler decides itself what it writes over.
-        graph = joint.cost_graph(self.prices, in_place=not self.options.fused)
+        graph = joint.cost_graph(self.prices, in_place=not fused, free=self._free)
         if self.options.offload != "none":
             graph["transfer"] = self.prices.transfer()
         solved = self._solve(graph, joint.gradient_bytes())
+        if steps_in(solved.decisions) in self._compiled:
+            raise Repeated(steps_in(solved.decisions))
         schedule, moved = solved.decisions["schedule"], solved.decisions.get("offloaded", [])
         steps = steps_of(schedule, moved)
         runs = Counter(step.op for step in steps if step.action == RUN)
@@ -229,18 +260,16 @@ class Partitioner:
             limit: int | None = budget - held
         else:
             limit = limit_of(budget, graph)
-        asked = limit
-        if limit is not None and self._target is not None:
-            # As little as can be asked for: the answer is the smallest budget.
-            asked = min(limit, max(self._target, static_bytes(graph) + 1))
-        ask: int | str = budget if asked is None or (isinstance(budget, str) and asked == limit) else asked
         ways = self.options.objective, self.options.effort, self.options.offload
+        if limit is not None and self.options.fused:
+            found = self._aimed(graph, limit)
+            if found is not None:
+                return Solved(*found[:2], limit, held, is_smallest=found[2])
+        ask = budget if isinstance(budget, str) or limit is None else limit
         try:
             return Solved(*solve(graph, ask, *ways), limit, held, is_smallest=False)
         except BudgetError as error:
-            # What misses a target does not yet miss the budget.
-            misses_budget = asked == limit
-            if error.smallest_bytes is None or (misses_budget and self.options.on_infeasible != "smallest"):
+            if error.smallest_bytes is None or self.options.on_infeasible != "smallest":
                 if self.running.plans() and isinstance(self.options.reserve, int):
                     missing = 0 if error.smallest_bytes is None or limit is None else error.smallest_bytes - limit
                     raise BudgetError(
@@ -249,10 +278,31 @@ class Partitioner:
                         error.smallest_bytes and error.smallest_bytes + held,
                     ) from None
                 raise
-            if misses_budget:
-                lines = str(error).splitlines()[:2]
-                warnings.warn(f"{'; '.join(lines)}: planned for that", PlanWarning, stacklevel=3)
+            lines = str(error).splitlines()[:2]
+            warnings.warn(f"{'; '.join(lines)}: planned for that", PlanWarning, stacklevel=3)
             return Solved(*solve(graph, error.smallest_bytes, *ways), limit, held, is_smallest=True)
+
+    def _aimed(self, graph: dict[str, Any], limit: int) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
+        """Plans for the target that is asked for; returns the plan, the report, and whether no plan has a smaller peak.
+
+        Returns `None` where no plan is within the limit.
+        """
+        ways = self.options.objective, self.options.effort, self.options.offload
+        if self._aim is None:
+            unlimited, _ = solve(graph, 2 * peak_of(graph, list(range(len(graph["ops"])))), *ways)
+            first = peak_of(graph, unlimited["schedule"], unlimited.get("offloaded", []))
+            self.targets = Targets(first, static_bytes(graph))
+        self.place = self.targets.within(limit) if self._aim is None else self._aim
+        try:
+            return *solve(graph, self.targets[self.place], *ways), False
+        except BudgetError:
+            leave_to_plan(graph, self._free)
+        try:
+            return *solve(graph, self.targets[self.place], *ways), False
+        except BudgetError as error:
+            if error.smallest_bytes is None or error.smallest_bytes > limit:
+                return None
+            return *solve(graph, error.smallest_bytes, *ways), True
 
     def _held(self, budget: int, own: int) -> int:
         """Returns what of a budget is taken by others than this graph: the reserve, and graphs that wait for their backward pass.

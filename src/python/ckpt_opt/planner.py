@@ -92,7 +92,7 @@ class Plan:
     kept_calls: dict[str, tuple[int, int]] = field(repr=False)
     """Calls in the forward pass whose results are kept, and all calls, by op and shapes of operands."""
     recomputed: dict[str, int]
-    """Ops by name that run more than once, and how many times more."""
+    """Ops by name that run more than once, and how many times more; by inductor, also those that its kernels recompute for free."""
     offloaded: dict[str, int]
     """Ops by name whose results are offloaded, and the bytes of these."""
     decisions: dict[str, Any] = field(repr=False)
@@ -121,6 +121,11 @@ class Plan:
     """What `ckpt-opt plan --format json` prints."""
     compiled_peak_bytes: int | None = None
     """The peak of the code that inductor made of the plan; `None` without inductor."""
+
+    @property
+    def step_bytes(self) -> int:
+        """Returns the peak of a step: that of the compiled code, where there is one."""
+        return self.peak_bytes if self.compiled_peak_bytes is None else self.compiled_peak_bytes
 
     def save(self, path: str | Path) -> None:
         """Writes the cost graph; `ckpt-opt plan PATH` and `ckpt-opt frontier PATH` read it."""

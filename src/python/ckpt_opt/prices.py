@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import lowering
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.profiler import ProfilerActivity, profile
@@ -32,7 +33,7 @@ OTHER_GPU = (20.0, 100.0, 1000.0, 12.0)
 CPU = (0.1, 0.1, 20.0, 2.5)
 LAUNCH_US = 1.0
 FUSED_TRAFFIC = 0.3
-"""Share of the traffic of a node without products that is left where a compiler fuses it with its neighbours."""
+"""Share of the traffic of a node that is left where a compiler fuses it with its neighbours. It has no launch of its own then."""
 
 
 class Prices:
@@ -40,7 +41,7 @@ class Prices:
 
     Args:
         measure: Run each op once for its sizes and take the time; otherwise a model of the device.
-        fused: The graph is compiled, and neighbours without products are fused.
+        fused: The graph is compiled, and neighbours are fused that call no library.
     """
 
     def __init__(self, measure: bool, fused: bool) -> None:
@@ -64,7 +65,9 @@ class Prices:
         us = self._tried(self._times, target, values, median_us) if self._measures else None
         # Kernels that a compiler makes of pointwise ops take none.
         scratch = self.scratch(target, *values) if self._measures or flops else 0
-        return (self._modelled(flops, moved, tensors_of(result)) if us is None else us), flops, moved, scratch
+        fuses = self._fused and not flops and not calls_library(target)
+        us = modelled_us(flops, moved, tensors_of(result), fuses) if us is None else us
+        return us, flops, moved, scratch
 
     def scratch(self, target: Any, args: Any, kwargs: Any) -> int:
         """Returns the bytes that an op takes while it runs, besides operands and results; 0 if it does not run on made-up data."""
@@ -75,12 +78,6 @@ class Prices:
     def transfer(self) -> dict[str, float]:
         """Returns what it costs to move bytes out of the memory of the device of the last node, as cost graphs have it."""
         return {"us_per_megabyte": 1e3 / rates(self._device)[3], "start_us": LAUNCH_US}
-
-    def _modelled(self, flops: int, moved: int, results: list[torch.Tensor]) -> float:
-        single, half, bandwidth, _ = rates(results[0].device if results else torch.device("cpu"))
-        peak = half if results and results[0].dtype in (torch.float16, torch.bfloat16) else single
-        share = FUSED_TRAFFIC if self._fused and not flops else 1.0
-        return LAUNCH_US + max(flops / (peak * 1e6), share * moved / (bandwidth * 1e3))
 
     def _tried(self, known: dict[Any, Any], target: Any, values: Any, look: Callable[[Callable[[], Any]], Any]) -> Any:
         """Returns what is seen as an op runs on made-up data, once for its sizes; `None` if it does not run on such."""
@@ -93,6 +90,19 @@ class Prices:
             except Exception:
                 known[key] = None
         return known[key]
+
+
+def calls_library(target: Any) -> bool:
+    """Returns true if inductor has no code of its own for an op, so that nothing is fused with it."""
+    return target not in lowering.lowerings or target in lowering.fallbacks
+
+
+def modelled_us(flops: int, moved: int, results: list[torch.Tensor], fuses: bool) -> float:
+    """Returns the time of a node in microseconds by the rates of its device."""
+    single, half, bandwidth, _ = rates(results[0].device if results else torch.device("cpu"))
+    peak = half if results and results[0].dtype in (torch.float16, torch.bfloat16) else single
+    us = max(flops / (peak * 1e6), moved / (bandwidth * 1e3))
+    return FUSED_TRAFFIC * us if fuses else LAUNCH_US + us
 
 
 def rates(device: torch.device) -> tuple[float, float, float, float]:
@@ -135,8 +145,27 @@ def grouped_mm_backward_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     return 2 * grouped_mm_flops(a, b)
 
 
+def attention_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Returns the FLOPs of the scores and of the sums of values, masked ones included, as PyTorch counts them on GPUs."""
+    return attention_products(q, k) * (number(q.shape[-1]) + number(v.shape[-1]))
+
+
+def attention_backward_flops(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> int:
+    """Returns the FLOPs of the scores, which are computed again, and of four gradients."""
+    return attention_products(q, k) * (3 * number(q.shape[-1]) + 2 * number(v.shape[-1]))
+
+
+def attention_products(q: Any, k: Any) -> int:
+    """Returns the FLOPs of a product of each query with each key, by component."""
+    return 2 * number(q.numel()) // number(q.shape[-1]) * number(k.shape[-2])
+
+
 FORMULAS: dict[str, Callable[..., int]] = {
     "aten.convolution_backward": convolution_backward_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu": attention_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": attention_backward_flops,
+    "aten._scaled_dot_product_fused_attention_overrideable": attention_flops,
+    "aten._scaled_dot_product_fused_attention_overrideable_backward": attention_backward_flops,
     "aten._grouped_mm": grouped_mm_flops,
     "transformers.grouped_mm_fallback": grouped_mm_flops,
     "transformers.grouped_mm_fallback_backward": grouped_mm_backward_flops,

@@ -84,7 +84,6 @@ def need(plans: list[Plan]) -> int:
     before = most = 0
     for plan in plans:
         later -= plan.gradient_bytes
-        peak = max(plan.peak_bytes, plan.compiled_peak_bytes or 0)
-        most = max(most, before + statics - plan.static_bytes + later + peak)
+        most = max(most, before + statics - plan.static_bytes + later + plan.step_bytes)
         before += plan.saved_bytes
     return most
