@@ -495,7 +495,7 @@ pub static RMS_NORM: OpDef = OpDef {
 };
 
 /// Gradients of [`RMS_NORM`] for the operands in `wants` (0 X, 1 scale), in that order. PyTorch has no such kernel on
-/// the CPU; ours works in one buffer beside its results, two for 16-bit operands, and one factor a row.
+/// the CPU; ours works on some rows at once, with a buffer for them beside its results, two for 16-bit operands.
 pub static RMS_NORM_GRAD: OpDef = OpDef {
     attrs: &[AXIS, EPSILON, WANTS],
     ins: slots!["dy", "x", "scale"],
@@ -561,22 +561,42 @@ fn rms_type(x: &Sized, scale: &Sized) -> DType {
     }
 }
 
-/// One factor a row; where the result has another type than is computed in, a buffer of that type and the scale in it.
+/// The most elements of a block of rows that [`RMS_NORM`] and [`RMS_NORM_GRAD`] work on at once on a CPU: enough for many threads.
+const RMS_BLOCK_ELEMENTS: i64 = 1 << 20;
+
+/// Rows that [`RMS_NORM`] and [`RMS_NORM_GRAD`] work on at once where they need buffers: all, if the scale is not one row
+/// or an operand is not row-major.
+pub fn rms_rows_at_once(
+    device: DeviceKind,
+    attrs: &Attrs,
+    x: &[i64],
+    scale: &[i64],
+    is_row_major: bool,
+) -> i64 {
+    let (outer, row) = x.split_at(axis_of(attrs, x.len()));
+    let rows = outer.iter().product();
+    match is_row_major && scale_is_row(attrs, x, scale) {
+        true => device.rows_at_once(RMS_BLOCK_ELEMENTS, rows, row.iter().product()),
+        false => rows,
+    }
+}
+
+/// Without a scale of the type computed in: a buffer and one number a row, for the rows of a block, and the scale in that type.
+/// With it, one number for each row.
 fn rms_memory(cx: &MemoryCx) -> Footprint {
     let (Some(x), Some(scale)) = (&cx.ins[0], &cx.ins[1]) else {
         return fresh(cx);
     };
-    let wide = rms_type(x, scale);
+    let (wide, rows) = (rms_type(x, scale), rows_of(cx.attrs, x));
     let buffer = match scale.dtype == wide {
-        true => rows_of(cx.attrs, x),
-        // The factor is gone before the scale is converted.
-        false => x.elements() + rows_of(cx.attrs, x).max(scale.elements()),
+        true => rows,
+        false => block_of(cx, x, scale, x.is_contiguous(), 1, 1) + scale.elements(),
     };
     fresh(cx).with_temp(buffer * wide.size_bytes())
 }
 
-/// Two buffers, of which the gradient of x is one where it has the type computed in; one number a row, two for the
-/// gradient of x; scale and its gradient in the type computed in.
+/// Two buffers for the rows of a block, of which the gradient of x is one where it has the type computed in; one number a row, two
+/// for the gradient of x; scale and its gradient in the type computed in, and the sum of a block.
 fn rms_grad_memory(cx: &MemoryCx) -> Footprint {
     let (Some(x), Some(scale)) = (&cx.ins[1], &cx.ins[2]) else {
         return fresh(cx);
@@ -585,21 +605,27 @@ fn rms_grad_memory(cx: &MemoryCx) -> Footprint {
     let wants = cx.attrs.ints("wants");
     let (dx, dscale) = (wants.contains(&0), wants.contains(&1));
     let buffers = if dx && x.dtype == wide { 1 } else { 2 };
+    let is_row_major = strided_bytes(cx, &[0, 1]) == 0;
+    let numbers = if dx { 2 } else { 1 };
+    let block = block_of(cx, x, scale, is_row_major, buffers, numbers);
+    let at_once = rms_rows_at_once(cx.device, cx.attrs, &x.dims, &scale.dims, is_row_major);
+    let is_converted = u64::from(scale.dtype != wide);
+    let is_split = u64::from((at_once as u64) < rows_of(cx.attrs, x));
+    let scales = u64::from(dx) * is_converted + u64::from(dscale) * (is_converted + is_split);
+    fresh(cx).with_temp((block + scales * scale.elements()) * wide.size_bytes())
+}
+
+/// The elements of `buffers` blocks of rows, and of `numbers` numbers for each of their rows.
+fn block_of(
+    cx: &MemoryCx,
+    x: &Sized,
+    scale: &Sized,
+    is_row_major: bool,
+    buffers: u64,
+    numbers: u64,
+) -> u64 {
     let rows = rows_of(cx.attrs, x);
-    let converted = if scale.dtype == wide {
-        0
-    } else {
-        scale.elements()
-    };
-    let base = (buffers * x.elements() + rows) * wide.size_bytes();
-    let result = if dscale { scale.bytes() } else { 0 };
-    // Before the gradient of scale there is, while it is summed, and after it.
-    let mut most = base;
-    if dscale {
-        most = most.max(base + result + converted * wide.size_bytes());
-    }
-    if dx {
-        most = most.max(base + result + rows.max(converted) * wide.size_bytes());
-    }
-    fresh(cx).with_temp(most - result)
+    let at_once = rms_rows_at_once(cx.device, cx.attrs, &x.dims, &scale.dims, is_row_major);
+    let width = x.elements() / rows.max(1);
+    at_once as u64 * (buffers * width + numbers)
 }

@@ -426,6 +426,9 @@ type Call = (
 
 const WIDE: In = In::Real(&[3, 200, 256]);
 const ROW: In = In::Real(&[256]);
+/// More than a block of RMS norm.
+const WIDER: In = In::Real(&[3, 500, 1024]);
+const WIDER_ROW: In = In::Real(&[1024]);
 /// Calls of several thousand elements, and sums of several blocks.
 pub fn large() -> impl Iterator<Item = recipes::Recipe> {
     LARGE.iter().map(|(op, outs, ins, attrs)| recipes::Recipe {
@@ -485,6 +488,25 @@ const LARGE: &[Call] = &[
         1,
         &[WIDE, WIDE, ROW],
         &[("wants", Set::L(&[1]))],
+    ),
+    ("RMSNormalization", 1, &[WIDER, WIDER_ROW], &[]),
+    (
+        "RMSNormGrad",
+        2,
+        &[WIDER, WIDER, WIDER_ROW],
+        &[("wants", Set::L(&[0, 1]))],
+    ),
+    (
+        "RMSNormGrad",
+        1,
+        &[WIDER, WIDER, WIDER_ROW],
+        &[("wants", Set::L(&[0]))],
+    ),
+    (
+        "RMSNormGrad",
+        2,
+        &[WIDER, WIDER, In::Real(&[500, 1])],
+        &[("axis", Set::I(1)), ("wants", Set::L(&[0, 1]))],
     ),
     ("Softmax", 1, &[WIDE], &[]),
     ("SoftmaxGrad", 1, &[WIDE, WIDE], &[]),

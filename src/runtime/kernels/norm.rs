@@ -284,29 +284,102 @@ fn joint(a: Kind, b: Kind) -> Kind {
     }
 }
 
+/// Rows of RMS norm that are computed at once, and how a tensor of the operand's sizes is cut to them.
+struct RmsRows {
+    rows: i64,
+    step: i64,
+    /// The first normalised axis of a block.
+    axis: usize,
+}
+
+impl RmsRows {
+    /// The blocks of rows that buffers are made for; all rows in one where none is needed.
+    fn new(cx: &KernelCx, operands: &[&Tensor], scale: &Tensor, needs_buffer: bool) -> RmsRows {
+        let size = operands[0].size();
+        let axis = cx.axis(size.len());
+        let rows = size[..axis].iter().product();
+        let is_row_major = operands.iter().all(|x| x.is_contiguous());
+        let most = rms_rows_at_once(cx.device, cx.attrs, &size, &scale.size(), is_row_major);
+        let step = if needs_buffer { most } else { rows };
+        let is_split = step < rows;
+        RmsRows {
+            rows,
+            step,
+            axis: if is_split { 1 } else { axis },
+        }
+    }
+
+    fn is_split(&self) -> bool {
+        self.step < self.rows
+    }
+
+    /// The first row and the number of rows of each block.
+    fn blocks(&self) -> impl Iterator<Item = (i64, i64)> {
+        // A tensor without rows is one block, too.
+        blocks(self.rows.max(1), self.step.max(1))
+    }
+
+    /// Returns a buffer for the rows of a block of `like`.
+    fn buffer(&self, like: &Tensor, kind: Kind) -> Result<Tensor> {
+        match self.is_split() {
+            true => empty(&[self.step, like.numel() as i64 / self.rows], kind, like.device()),
+            false => empty_as(like, kind),
+        }
+    }
+
+    /// Returns the part of a buffer for a block.
+    fn first(&self, buffer: &Tensor, count: i64) -> Tensor {
+        match self.is_split() {
+            true => buffer.narrow(0, 0, count),
+            false => buffer.alias(),
+        }
+    }
+
+    /// Returns the rows of a block.
+    fn these(&self, x: &Tensor, (start, count): (i64, i64)) -> Tensor {
+        match self.is_split() {
+            true => x.view([self.rows, -1]).narrow(0, start, count),
+            false => x.alias(),
+        }
+    }
+
+    /// Returns a scale in the sizes that blocks are multiplied with.
+    fn scale(&self, scale: &Tensor) -> Tensor {
+        match self.is_split() {
+            true => scale.reshape([-1]),
+            false => scale.alias(),
+        }
+    }
+}
+
 fn rms_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, scale) = (cx.x(0)?, cx.x(1)?);
-    let (kind, axis) = (joint(x.kind(), scale.kind()), cx.axis(x.dim()));
+    let kind = joint(x.kind(), scale.kind());
     let epsilon = cx.number("epsilon");
     let out = empty(&x.size(), scale.kind(), x.device())?;
-    let buffer = match scale.kind() == kind {
-        true => out.alias(),
-        false => empty_as(x, kind)?,
-    };
-    if x.kind() == kind {
-        let factor = root_factor(x, &buffer, axis, epsilon)?;
-        mul_to(x, &factor, &buffer)?;
-    } else {
-        copy_into(&buffer, x)?;
-        let factor = root_factor(&buffer, &buffer, axis, epsilon)?;
-        copy_into(&buffer, x)?;
-        mul_into(&buffer, &factor)?;
-    }
-    if scale.kind() == kind {
-        mul_into(&buffer, scale)?;
-    } else {
-        mul_into(&buffer, &dense_as(scale, kind)?)?;
-        copy_into(&out, &buffer)?;
+    let is_narrow = scale.kind() != kind;
+    let rows = RmsRows::new(cx, &[x], scale, is_narrow);
+    let buffer = is_narrow.then(|| rows.buffer(x, kind)).transpose()?;
+    let scale = rows.scale(&laid_as(scale, kind)?);
+    for block in rows.blocks() {
+        let (x, out) = (rows.these(x, block), rows.these(&out, block));
+        let work = match &buffer {
+            Some(buffer) => rows.first(buffer, block.1),
+            None => out.alias(),
+        };
+        if x.kind() == kind {
+            let factor = root_factor(&x, &work, rows.axis, epsilon)?;
+            mul_to(&x, &factor, &work)?;
+        } else {
+            copy_into(&work, &x)?;
+            let factor = root_factor(&work, &work, rows.axis, epsilon)?;
+            copy_into(&work, &x)?;
+            mul_into(&work, &factor)?;
+        }
+        mul_into(&work, &scale)?;
+        if is_narrow {
+            copy_into(&out, &work)?;
+        }
     }
     Ok(vec![out])
 }
@@ -315,37 +388,70 @@ fn rms_norm(cx: &KernelCx) -> Result<Vec<Tensor>> {
 /// computed twice. The first buffer is the result where the types allow.
 fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (dy, x, scale) = (cx.x(0)?, cx.x(1)?, cx.x(2)?);
-    let (kind, axis) = (joint(x.kind(), scale.kind()), cx.axis(x.dim()));
+    let kind = joint(x.kind(), scale.kind());
     let wants = cx.attrs.ints("wants");
-    let new = |kind| empty_as(x, kind);
-    let dx = wants.contains(&0).then(|| new(x.kind())).transpose()?;
-    let work = match &dx {
-        Some(dx) if x.kind() == kind => dx.alias(),
-        _ => new(kind)?,
+    let rows = RmsRows::new(cx, &[x, dy], scale, true);
+    let dx = wants.contains(&0).then(|| empty_as(x, x.kind())).transpose()?;
+    let dscale = wants.contains(&1).then(|| empty_like(scale)).transpose()?;
+    let total = match &dscale {
+        Some(dscale) if scale.kind() != kind => Some(empty_as(scale, kind)?),
+        other => other.as_ref().map(Tensor::alias),
     };
-    let normal = new(kind)?;
-    copy_into(&normal, x)?;
-    let factor = root_factor(&normal, &work, axis, cx.number("epsilon"))?;
-    mul_into(&normal, &factor)?;
-    let mut dscale = None;
-    if wants.contains(&1) {
-        copy_into(&work, dy)?;
-        mul_into(&work, &normal)?;
-        dscale = Some(summed_like(&work, scale)?);
-    }
-    if let Some(dx) = &dx {
-        copy_into(&work, dy)?;
-        mul_into(&work, &laid_as(scale, kind)?)?;
-        mul_into(&normal, &work)?;
-        let along = row_means(&normal, axis)?;
-        copy_into(&normal, x)?;
+    let part = match &total {
+        Some(total) if rows.is_split() => Some(empty_like(total)?),
+        _ => None,
+    };
+    let wide_scale = match dx {
+        Some(_) => rows.scale(&laid_as(scale, kind)?),
+        None => scale.alias(),
+    };
+    let writes_over = dx.as_ref().filter(|_| x.kind() == kind);
+    let buffer = match writes_over {
+        Some(_) => None,
+        None => Some(rows.buffer(x, kind)?),
+    };
+    let normal = rows.buffer(x, kind)?;
+    for block in rows.blocks() {
+        let (x, dy) = (rows.these(x, block), rows.these(dy, block));
+        let dx = dx.as_ref().map(|dx| rows.these(dx, block));
+        let normal = rows.first(&normal, block.1);
+        let work = match (&buffer, &dx) {
+            (Some(buffer), _) => rows.first(buffer, block.1),
+            (None, Some(dx)) => dx.alias(),
+            (None, None) => return Err(Error::bug("kernel", "a gradient without a buffer")),
+        };
+        copy_into(&normal, &x)?;
+        let factor = root_factor(&normal, &work, rows.axis, cx.number("epsilon"))?;
         mul_into(&normal, &factor)?;
-        mul_into(&normal, &along)?;
-        sub_into(&work, &normal)?;
-        mul_into(&work, &factor)?;
-        if x.kind() != kind {
-            copy_into(dx, &work)?;
+        if let Some(total) = &total {
+            copy_into(&work, &dy)?;
+            mul_into(&work, &normal)?;
+            match &part {
+                Some(part) if block.0 > 0 => {
+                    sum(&work, &[0], false, &part.view([-1]))?;
+                    add_into(total, part)?;
+                }
+                Some(_) => sum(&work, &[0], false, &total.view([-1]))?,
+                None => sum_to(&work, total)?,
+            }
         }
+        if let Some(dx) = &dx {
+            copy_into(&work, &dy)?;
+            mul_into(&work, &wide_scale)?;
+            mul_into(&normal, &work)?;
+            let along = row_means(&normal, rows.axis)?;
+            copy_into(&normal, &x)?;
+            mul_into(&normal, &factor)?;
+            mul_into(&normal, &along)?;
+            sub_into(&work, &normal)?;
+            mul_into(&work, &factor)?;
+            if dx.kind() != kind {
+                copy_into(dx, &work)?;
+            }
+        }
+    }
+    if let (Some(dscale), Some(total)) = (&dscale, &total) && scale.kind() != kind {
+        copy_into(dscale, total)?;
     }
     Ok(dx.into_iter().chain(dscale).collect())
 }
