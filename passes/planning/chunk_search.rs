@@ -38,8 +38,8 @@ pub struct Question<'a> {
     pub input: &'a dyn Fn(&Graph) -> Result<PlanInput>,
 }
 
-/// Plans several chunk counts: those of the loss first, then those of chains. Returns what to cut and the trials; `None`
-/// where there is nothing to cut.
+/// Plans several chunk counts: those of the loss first, then those of chains, and those of the loss again where chains are cut. Returns
+/// what to cut and the trials; `None` where there is nothing to cut.
 ///
 /// A budget in percent is of the step cut as the rules have it, so that it means the same bytes for all counts.
 ///
@@ -73,6 +73,11 @@ pub fn search(question: &Question) -> Result<Option<(Tiles, Tried)>> {
     }
     if question.tiles.mlp == Tile::Auto {
         judge.look(|mlp, tiles| Tiles { mlp, ..tiles })?;
+        // Where whole chains set the peak, the count of the loss made no difference before.
+        let are_cut = judge.candidates[judge.best()].trial.mlp_chunks > 1;
+        if are_cut && question.tiles.loss == Tile::Auto {
+            judge.look(|loss, tiles| Tiles { loss, ..tiles })?;
+        }
     }
     let best = judge.best();
     judge.candidates[best].trial.chosen = true;
@@ -135,16 +140,13 @@ impl Judge<'_> {
     /// many for as long as that is better.
     fn look(&mut self, with: impl Fn(Tile, Tiles) -> Tiles) -> Result<()> {
         let base = self.candidates[self.best()].tiles;
-        let Some(rule) = self.plan(with(Tile::Auto, base))? else {
-            return Ok(());
-        };
+        let rule = self.plan(with(Tile::Auto, base))?;
         for step in [1, -1] {
             let mut best = rule;
             for doublings in 1..=FARTHEST {
-                let Some(last) = self.plan(with(Tile::Doubled(step * doublings), base))? else {
-                    break;
-                };
-                if !self.is_better(&self.candidates[last], &self.candidates[best]) {
+                let last = self.plan(with(Tile::Doubled(step * doublings), base))?;
+                let is_better = self.is_better(&self.candidates[last], &self.candidates[best]);
+                if last == best || !is_better {
                     break;
                 }
                 best = last;
@@ -156,14 +158,14 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Cuts and plans; returns the candidate's index, or `None` where its counts have been tried.
-    fn plan(&mut self, tiles: Tiles) -> Result<Option<usize>> {
+    /// Cuts and plans; returns the candidate's index. Counts that have been tried are not planned again.
+    fn plan(&mut self, tiles: Tiles) -> Result<usize> {
         let mut graph = self.question.graph.clone();
         let (loss_chunks, mlp_chunks) = (self.question.cut)(&mut graph, tiles)?;
         let counts = |c: &Candidate| (c.trial.loss_chunks, c.trial.mlp_chunks);
         let mut known = self.candidates.iter().map(counts);
-        if known.any(|known| known == (loss_chunks, mlp_chunks)) {
-            return Ok(None);
+        if let Some(index) = known.position(|known| known == (loss_chunks, mlp_chunks)) {
+            return Ok(index);
         }
         let quick = PlanRequest {
             effort: Effort::First,
@@ -206,6 +208,6 @@ impl Judge<'_> {
             Err(failure) => return Err(failure.into()),
         }
         self.candidates.push(candidate);
-        Ok(Some(self.candidates.len() - 1))
+        Ok(self.candidates.len() - 1)
     }
 }

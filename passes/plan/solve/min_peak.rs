@@ -125,9 +125,15 @@ const HALVINGS: usize = 10;
 const LOWEST_UNITS: u64 = 40_000_000;
 const LOWEST_UNITS_AN_OP: u64 = 10_000;
 
-/// Work of each halving.
+/// Work of each halving. A larger problem takes more cuts, each of which takes more work, so that some of it grows with the square
+/// of the ops, up to a limit.
 const HALVING_UNITS: u64 = 4_000_000;
 const HALVING_UNITS_AN_OP: u64 = 1_000;
+const HALVING_UNITS_A_PAIR: u64 = 2;
+const MOST_PAIR_UNITS: u64 = 160_000_000;
+
+/// A quick search does one part in this many of that.
+const QUICK_SHARE: u64 = 4;
 
 /// How much more of both where that is wanted.
 const THOROUGH: u64 = 16;
@@ -218,7 +224,13 @@ fn of_dag(
                 high = high.min(note(made)?);
             }
         }
-        let units = limited(HALVING_UNITS + HALVING_UNITS_AN_OP * dag.ops() as u64);
+        let ops = dag.ops() as u64;
+        let of_pairs = (HALVING_UNITS_A_PAIR * ops * ops).min(MOST_PAIR_UNITS);
+        let of_pairs = match effort {
+            Effort::First => of_pairs / QUICK_SHARE,
+            _ => of_pairs,
+        };
+        let units = limited(HALVING_UNITS + HALVING_UNITS_AN_OP * ops + of_pairs);
         for _ in 0..HALVINGS {
             let middle = low + (high - low) / 2;
             if middle <= low || middle < least {
