@@ -322,7 +322,11 @@ impl RmsRows {
     /// Returns a buffer for the rows of a block of `like`.
     fn buffer(&self, like: &Tensor, kind: Kind) -> Result<Tensor> {
         match self.is_split() {
-            true => empty(&[self.step, like.numel() as i64 / self.rows], kind, like.device()),
+            true => empty(
+                &[self.step, like.numel() as i64 / self.rows],
+                kind,
+                like.device(),
+            ),
             false => empty_as(like, kind),
         }
     }
@@ -391,7 +395,10 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let kind = joint(x.kind(), scale.kind());
     let wants = cx.attrs.ints("wants");
     let rows = RmsRows::new(cx, &[x, dy], scale, true);
-    let dx = wants.contains(&0).then(|| empty_as(x, x.kind())).transpose()?;
+    let dx = wants
+        .contains(&0)
+        .then(|| empty_as(x, x.kind()))
+        .transpose()?;
     let dscale = wants.contains(&1).then(|| empty_like(scale)).transpose()?;
     let total = match &dscale {
         Some(dscale) if scale.kind() != kind => Some(empty_as(scale, kind)?),
@@ -450,7 +457,9 @@ fn rms_norm_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
             }
         }
     }
-    if let (Some(dscale), Some(total)) = (&dscale, &total) && scale.kind() != kind {
+    if let (Some(dscale), Some(total)) = (&dscale, &total)
+        && scale.kind() != kind
+    {
         copy_into(dscale, total)?;
     }
     Ok(dx.into_iter().chain(dscale).collect())
