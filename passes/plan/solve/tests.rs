@@ -16,7 +16,7 @@ use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
 use crate::problem::{Op, OpPhase, Problem, Value, ValueKind};
 use crate::schedule::evaluate;
-use crate::testing::{Shape, random_dag, random_schedule};
+use crate::testing::{Shape, problem, random_dag, random_schedule, train};
 
 /// A random training step.
 fn random_problem(r: &mut Random, ops: usize) -> Problem {
@@ -403,4 +403,31 @@ fn a_little_that_lacks_is_taken_from_many_small_results() {
     };
     let found = solve(&p, &request).unwrap().unwrap();
     assert_eq!(found.score.cost, before.cost + 20.0);
+}
+
+/// A chain of layers of unequal width, whose backward pass reads what the forward pass made.
+fn long_chain(layers: usize) -> Problem {
+    let mut ops: Vec<(&str, Vec<usize>, u64)> = Vec::new();
+    let bytes = |i: usize| 900 + (i * 37 % 200) as u64;
+    for i in 0..layers {
+        ops.push(("forward", vec![i], bytes(i)));
+    }
+    for i in (0..layers).rev() {
+        // The value of op `n` is `n` + 1.
+        ops.push(("backward", vec![i, i + 1, ops.len()], bytes(i)));
+    }
+    let ops: Vec<(&str, &[usize], u64)> = ops
+        .iter()
+        .map(|(name, ins, bytes)| (*name, ins.as_slice(), *bytes))
+        .collect();
+    let mut p = problem(&[1000], &ops, &[2 * layers]);
+    train(&mut p, layers);
+    p
+}
+
+/// With work that grows with the ops only, the search reaches 19 layers.
+#[test]
+fn the_smallest_peak_of_a_long_chain_is_that_of_a_few_layers() {
+    let found = min_peak(&long_chain(1000), &Query::default()).unwrap();
+    assert!(found.reached_bytes <= 16_000, "{}", found.reached_bytes);
 }
