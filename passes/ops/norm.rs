@@ -495,7 +495,7 @@ pub static RMS_NORM: OpDef = OpDef {
 };
 
 /// Gradients of [`RMS_NORM`] for the operands in `wants` (0 X, 1 scale), in that order. PyTorch has no such kernel on
-/// the CPU; ours works on some rows at once, with a buffer for them beside its results, two for 16-bit operands.
+/// the CPU; ours works on blocks of rows, and takes one buffer of a block beside its results, or two for 16-bit operands.
 pub static RMS_NORM_GRAD: OpDef = OpDef {
     attrs: &[AXIS, EPSILON, WANTS],
     ins: slots!["dy", "x", "scale"],
@@ -561,11 +561,11 @@ fn rms_type(x: &Sized, scale: &Sized) -> DType {
     }
 }
 
-/// The most elements of a block of rows that [`RMS_NORM`] and [`RMS_NORM_GRAD`] work on at once on a CPU: enough for many threads.
+/// The most elements of a block of rows in [`RMS_NORM`] and [`RMS_NORM_GRAD`] on a CPU. It is enough work for many threads.
 const RMS_BLOCK_ELEMENTS: i64 = 1 << 20;
 
-/// Rows that [`RMS_NORM`] and [`RMS_NORM_GRAD`] work on at once where they need buffers: all, if the scale is not one row
-/// or an operand is not row-major.
+/// Returns the rows of a block for which [`RMS_NORM`] and [`RMS_NORM_GRAD`] make buffers. The block has all rows if the scale is
+/// not one row or an operand is not row-major.
 pub fn rms_rows_at_once(
     device: DeviceKind,
     attrs: &Attrs,
@@ -581,8 +581,8 @@ pub fn rms_rows_at_once(
     }
 }
 
-/// Without a scale of the type computed in: a buffer and one number a row, for the rows of a block, and the scale in that type.
-/// With it, one number for each row.
+/// One number for each row. If the scale has another type than is computed in, the rows are those of a block, which needs a buffer, and
+/// the scale is converted.
 fn rms_memory(cx: &MemoryCx) -> Footprint {
     let (Some(x), Some(scale)) = (&cx.ins[0], &cx.ins[1]) else {
         return fresh(cx);
@@ -590,13 +590,18 @@ fn rms_memory(cx: &MemoryCx) -> Footprint {
     let (wide, rows) = (rms_type(x, scale), rows_of(cx.attrs, x));
     let buffer = match scale.dtype == wide {
         true => rows,
-        false => block_of(cx, x, scale, x.is_contiguous(), 1, 1) + scale.elements(),
+        false => {
+            let row_major = x.is_contiguous();
+            let at_once =
+                rms_rows_at_once(cx.device, cx.attrs, &x.dims, &scale.dims, row_major) as u64;
+            at_once * (x.elements() / rows.max(1) + 1) + scale.elements()
+        }
     };
     fresh(cx).with_temp(buffer * wide.size_bytes())
 }
 
-/// Two buffers for the rows of a block, of which the gradient of x is one where it has the type computed in; one number a row, two
-/// for the gradient of x; scale and its gradient in the type computed in, and the sum of a block.
+/// Two buffers of a block, or one where the gradient of x serves as the other; one number for each row of the block, or two for the
+/// gradient of x; the scale and its gradient, converted; the sum over a block, if there are several.
 fn rms_grad_memory(cx: &MemoryCx) -> Footprint {
     let (Some(x), Some(scale)) = (&cx.ins[1], &cx.ins[2]) else {
         return fresh(cx);
@@ -605,27 +610,13 @@ fn rms_grad_memory(cx: &MemoryCx) -> Footprint {
     let wants = cx.attrs.ints("wants");
     let (dx, dscale) = (wants.contains(&0), wants.contains(&1));
     let buffers = if dx && x.dtype == wide { 1 } else { 2 };
-    let is_row_major = strided_bytes(cx, &[0, 1]) == 0;
+    let rows = rows_of(cx.attrs, x);
+    let row_major = strided_bytes(cx, &[0, 1]) == 0;
+    let at_once = rms_rows_at_once(cx.device, cx.attrs, &x.dims, &scale.dims, row_major) as u64;
     let numbers = if dx { 2 } else { 1 };
-    let block = block_of(cx, x, scale, is_row_major, buffers, numbers);
-    let at_once = rms_rows_at_once(cx.device, cx.attrs, &x.dims, &scale.dims, is_row_major);
+    let block = at_once * (buffers * (x.elements() / rows.max(1)) + numbers);
     let is_converted = u64::from(scale.dtype != wide);
-    let is_split = u64::from((at_once as u64) < rows_of(cx.attrs, x));
+    let is_split = u64::from(at_once < rows);
     let scales = u64::from(dx) * is_converted + u64::from(dscale) * (is_converted + is_split);
     fresh(cx).with_temp((block + scales * scale.elements()) * wide.size_bytes())
-}
-
-/// The elements of `buffers` blocks of rows, and of `numbers` numbers for each of their rows.
-fn block_of(
-    cx: &MemoryCx,
-    x: &Sized,
-    scale: &Sized,
-    is_row_major: bool,
-    buffers: u64,
-    numbers: u64,
-) -> u64 {
-    let rows = rows_of(cx.attrs, x);
-    let at_once = rms_rows_at_once(cx.device, cx.attrs, &x.dims, &scale.dims, is_row_major);
-    let width = x.elements() / rows.max(1);
-    at_once as u64 * (buffers * width + numbers)
 }

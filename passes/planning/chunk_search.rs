@@ -38,8 +38,8 @@ pub struct Question<'a> {
     pub input: &'a dyn Fn(&Graph) -> Result<PlanInput>,
 }
 
-/// Plans several chunk counts: those of the loss first, then those of chains, and those of the loss again where chains are cut. Returns
-/// what to cut and the trials; `None` where there is nothing to cut.
+/// Plans several chunk counts: first of the loss, then of chains. If chains are cut, it tries the loss again. Returns what to cut and
+/// the trials; `None` where there is nothing to cut.
 ///
 /// A budget in percent is of the step cut as the rules have it, so that it means the same bytes for all counts.
 ///
@@ -158,7 +158,7 @@ impl Judge<'_> {
         Ok(())
     }
 
-    /// Cuts and plans; returns the candidate's index. Counts that have been tried are not planned again.
+    /// Cuts and plans, unless these counts have been tried. Returns the candidate's index.
     fn plan(&mut self, tiles: Tiles) -> Result<usize> {
         let mut graph = self.question.graph.clone();
         let (loss_chunks, mlp_chunks) = (self.question.cut)(&mut graph, tiles)?;

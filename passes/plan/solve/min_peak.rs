@@ -125,14 +125,14 @@ const HALVINGS: usize = 10;
 const LOWEST_UNITS: u64 = 40_000_000;
 const LOWEST_UNITS_AN_OP: u64 = 10_000;
 
-/// Work of each halving. A larger problem takes more cuts, each of which takes more work, so that some of it grows with the square
-/// of the ops, up to a limit.
+/// Work of each halving. A larger problem needs more cuts, and each cut needs more work. So a part grows with the square of the
+/// number of ops, up to a limit.
 const HALVING_UNITS: u64 = 4_000_000;
 const HALVING_UNITS_AN_OP: u64 = 1_000;
 const HALVING_UNITS_A_PAIR: u64 = 2;
 const MOST_PAIR_UNITS: u64 = 160_000_000;
 
-/// A quick search does one part in this many of that.
+/// A quick search divides that part by this number.
 const QUICK_SHARE: u64 = 4;
 
 /// How much more of both where that is wanted.

@@ -284,7 +284,7 @@ fn joint(a: Kind, b: Kind) -> Kind {
     }
 }
 
-/// Rows of RMS norm that are computed at once, and how a tensor of the operand's sizes is cut to them.
+/// The blocks of rows in which RMS norm is computed, and the parts of tensors that belong to them.
 struct RmsRows {
     rows: i64,
     step: i64,
@@ -293,7 +293,7 @@ struct RmsRows {
 }
 
 impl RmsRows {
-    /// The blocks of rows that buffers are made for; all rows in one where none is needed.
+    /// Chooses the blocks. Where no buffer is needed, one block has all rows.
     fn new(cx: &KernelCx, operands: &[&Tensor], scale: &Tensor, needs_buffer: bool) -> RmsRows {
         let size = operands[0].size();
         let axis = cx.axis(size.len());
@@ -319,7 +319,7 @@ impl RmsRows {
         blocks(self.rows.max(1), self.step.max(1))
     }
 
-    /// Returns a buffer for the rows of a block of `like`.
+    /// Returns a buffer as large as a block of `like`.
     fn buffer(&self, like: &Tensor, kind: Kind) -> Result<Tensor> {
         match self.is_split() {
             true => empty(
@@ -331,7 +331,7 @@ impl RmsRows {
         }
     }
 
-    /// Returns the part of a buffer for a block.
+    /// Returns the first `count` rows of a buffer.
     fn first(&self, buffer: &Tensor, count: i64) -> Tensor {
         match self.is_split() {
             true => buffer.narrow(0, 0, count),
@@ -347,7 +347,7 @@ impl RmsRows {
         }
     }
 
-    /// Returns a scale in the sizes that blocks are multiplied with.
+    /// Returns the scale in a shape that multiplies a block.
     fn scale(&self, scale: &Tensor) -> Tensor {
         match self.is_split() {
             true => scale.reshape([-1]),
