@@ -60,6 +60,9 @@ pub const SHARED: [&str; 6] = [
 pub const Y: usize = 5;
 /// The slot of the saved log-sum-exp among the operands of [`ATTENTION_GRAD`].
 pub const LSE: usize = 6;
+/// The slot of the log-sum-exp's cotangent among the operands of [`ATTENTION_GRAD`]: the last, so that older files keep their
+/// meaning.
+pub const DLSE: usize = 8;
 
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
 /// [L…, Hq, Sq, Sk]. `segments` [L…, Sk] are int64; their axes before the last broadcast, and there are at least as many keys as
@@ -93,7 +96,8 @@ pub static ATTENTION: OpDef = OpDef {
 
 /// Gradients of [`ATTENTION`] for the operands in `wants` (0 q, 1 k, 2 v, 3 bias), in that order. `y` and `lse` are the
 /// results of the forward node; they change what a kernel has to compute, and not what it returns. A `y` of another rank has
-/// the elements in the order [L…, Sq, Hq, Dv], as what follows attention usually reads them.
+/// the elements in the order [L…, Sq, Hq, Dv], as what follows attention usually reads them. `dlse` is the cotangent of the
+/// log-sum-exp, zeros if it is missing.
 pub static ATTENTION_GRAD: OpDef = OpDef {
     attrs: &[
         SCALE,
@@ -104,7 +108,7 @@ pub static ATTENTION_GRAD: OpDef = OpDef {
         EMPTY_ROWS,
         WANTS,
     ],
-    ins: slots!["dy", "q", "k", "v"; "bias", "y", "lse", "segments"],
+    ins: slots!["dy", "q", "k", "v"; "bias", "y", "lse", "segments", "dlse"],
     outs: &[Slot::var("gradients")],
     infer: infer_backward,
     grad: Grad::Body,
@@ -319,10 +323,10 @@ fn check_segments(cx: &InferCx, slot: usize, scores: &[Dim]) -> Result<()> {
 }
 
 fn grad_attention(cx: &mut GradCx) -> Result<()> {
-    if cx.dy(1).is_some() {
-        return Err(no_rule(cx, "the log-sum-exp of Attention reaches the loss"));
+    let (dy, dlse) = (cx.dy(0), cx.dy(1));
+    if dy.is_none() && dlse.is_none() {
+        return Ok(());
     }
-    let Some(dy) = cx.dy(0) else { return Ok(()) };
     let wants: Vec<i64> = (0..4).filter(|i| cx.wants(*i)).map(|i| i as i64).collect();
     if wants.is_empty() {
         return Ok(());
@@ -334,6 +338,10 @@ fn grad_attention(cx: &mut GradCx) -> Result<()> {
             attrs.set(name, value.clone());
         }
     }
+    let dy = match dy {
+        Some(dy) => dy,
+        None => cx.b.filled_like(cx.y(0), 0.0)?,
+    };
     let mut ins = vec![Some(dy), Some(cx.x(0)), Some(cx.x(1)), Some(cx.x(2))];
     let (bias, segments) = (cx.opt_x(3), cx.opt_x(SEGMENTS));
     if bias.is_some() || segments.is_some() {
@@ -342,6 +350,10 @@ fn grad_attention(cx: &mut GradCx) -> Result<()> {
     if segments.is_some() {
         ins.resize(GRAD_SEGMENTS, None);
         ins.push(segments);
+    }
+    if dlse.is_some() {
+        ins.resize(DLSE, None);
+        ins.push(dlse);
     }
     let gradients = cx.b.emit_n(&ATTENTION_GRAD, ins, attrs, wants.len())?;
     for (slot, gradient) in wants.into_iter().zip(gradients) {
@@ -352,7 +364,12 @@ fn grad_attention(cx: &mut GradCx) -> Result<()> {
 
 fn infer_backward(cx: &InferCx) -> Result<Vec<Ty>> {
     let types = infer_forward(cx, 1, GRAD_SEGMENTS)?;
-    for (slot, name, result) in [(0, "dy", 0), (Y, "y", 0), (LSE, "lse", 1)] {
+    for (slot, name, result) in [
+        (0, "dy", 0),
+        (Y, "y", 0),
+        (LSE, "lse", 1),
+        (DLSE, "dlse", 1),
+    ] {
         let expected = &types[result];
         let found = match slot {
             0 => Some(cx.ty(0)?),

@@ -4,7 +4,7 @@ use crate::support::torch;
 use ckpt_opt::runtime::convert;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::ir::{Attrs, DType, Graph, Phase, Ty};
-use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD, AttentionPlan};
+use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD, AttentionPlan, DLSE};
 use ckpt_passes::ops::body_of;
 use ckpt_passes::ops::{Builder, EmitExt};
 use std::collections::BTreeMap;
@@ -124,16 +124,17 @@ fn gap(found: &Tensor, expected: &Tensor, least: f64) -> f64 {
     gap.double_value(&[]) / finite.double_value(&[]).max(least)
 }
 
-/// Forward (with log-sum-exp) and all gradients, in a type: the gaps to the float64 body on the same, rounded operands.
+/// Forward (with log-sum-exp) and all gradients, without and with a cotangent of the log-sum-exp, in a type: the gaps to the
+/// float64 body on the same, rounded operands.
 fn gaps(shape: Shape, attrs: &Attrs, bias: Option<&Tensor>, kind: Kind) -> Vec<f64> {
     let round = |x: &Tensor| x.to_kind(kind);
     let [q, k, v, dy] = shape.operands().map(|x| round(&x));
-    let mut ins = vec![&q, &k, &v];
-    ins.extend(bias);
+    let dlse = Tensor::randn(&shape.y()[..3], (computed_in(kind), tch::Device::Cpu));
+    let mut ins = vec![Some(&q), Some(&k), Some(&v), bias];
     let mut all = Vec::new();
-    let mut compare = |backward: bool, attrs: &Attrs, ins: &[&Tensor], outs: usize| {
-        let found = results(backward, attrs, ins, outs, false);
-        let expected = results(backward, attrs, ins, outs, true);
+    let mut compare = |backward: bool, attrs: &Attrs, ins: &[Option<&Tensor>], outs: usize| {
+        let found = results_of(backward, attrs, ins, outs, false);
+        let expected = results_of(backward, attrs, ins, outs, true);
         all.extend(found.iter().zip(&expected).enumerate().map(|(i, (a, b))| {
             // A bias that is the same for all keys of a query changes nothing: its gradient is only rounding.
             let cancels = backward && i == 3 && a.size().last().is_none_or(|n| *n == 1);
@@ -141,14 +142,26 @@ fn gaps(shape: Shape, attrs: &Attrs, bias: Option<&Tensor>, kind: Kind) -> Vec<f
         }));
     };
     compare(false, attrs, &ins, 2);
-    ins.insert(0, &dy);
+    ins.insert(0, Some(&dy));
     let mut wants = vec![0, 1, 2];
     if bias.is_some_and(|b| b.kind() != Kind::Bool) {
         wants.push(3);
     }
     let outs = wants.len();
-    compare(true, &attrs.clone().with("wants", wants), &ins, outs);
+    let attrs = attrs.clone().with("wants", wants);
+    compare(true, &attrs, &ins, outs);
+    ins.resize(DLSE, None);
+    ins.push(Some(&dlse));
+    compare(true, &attrs, &ins, outs);
     all
+}
+
+/// The type that attention of a type computes in.
+fn computed_in(kind: Kind) -> Kind {
+    match kind {
+        Kind::Double => Kind::Double,
+        _ => Kind::Float,
+    }
 }
 
 fn close(what: &str, gaps: &[f64], allowed: f64) {

@@ -14,6 +14,7 @@ const INITS: &str = "
   init %a0 : i64[1] = [0]
   init %a1 : i64[1] = [1]
   init %a2 : i64[1] = [2]
+  init %a3 : i64[1] = [3]
   init %last : i64[1] = [-1]
   init %s : f32[] = 0.25
   init %root : f32[] = 0.5
@@ -22,6 +23,7 @@ const INITS: &str = "
   init %low : f32[] = -inf
   init %min : f32[] = -3.4028235e38
   init %ten : f32[] = -10000.0
+  init %tiny : f32[] = 1e-10
   init %true : bool[] = true
   init %till : i64[1] = [9223372036854775807]
 ";
@@ -445,6 +447,73 @@ fn grouped_queries() {
         one(&format!("{shapes}{other}{tiled}{rest}")),
         "8/8 of 16 none scale 1"
     );
+}
+
+#[test]
+fn masks_that_are_scaled_with_the_scores() {
+    let scaled = |mask: &str, by: &str| {
+        let scores = format!("  %m = {mask}\n  %a = Add %qk, %m\n  %z = {by}\n");
+        let rest = "  %p = Softmax %z\n  %y = MatMul %p, %v\n";
+        one(&format!("{POSITIONS}{SCORES}{scores}{rest}"))
+    };
+    let known = "8/8 of 16 causal none scale 0.25";
+    assert_eq!(scaled("Where %seen, %none, %low", "Mul %a, %s"), known);
+    assert_eq!(scaled("Where %seen, %none, %min", "Div %a, %four"), known);
+    let why = "the mask is scaled with the scores";
+    for (mask, by) in [
+        ("Where %seen, %none, %ten", "Mul %a, %s"),
+        ("Where %seen, %none, %min", "Mul %a, %tiny"),
+        ("Identity %bias", "Mul %a, %s"),
+    ] {
+        let found = scaled(mask, by);
+        assert!(found.ends_with(why), "{mask} {by}: {found}");
+    }
+}
+
+/// A column that is joined to the scores before the softmax and dropped after it.
+#[test]
+fn sinks() {
+    let step = |joined: &str, shift: &str, kept: &str| {
+        let rows = "
+  init %sink : f32[1, 8, 1, 1] = splat 0.5
+  init %two : f32[1, 8, 1, 2] = splat 0.5
+  %shape = Shape %q {start=0, end=3}
+  %rows = Concat %shape, %a1 {axis=0}
+  %wide = Concat %shape, %a2 {axis=0}
+  %column = Expand %sink, %rows
+  %columns = Expand %two, %wide
+  %count = Shape %q {start=2, end=3}
+  %more = Add %count, %a1
+";
+        let scores = format!("{SCORES}{rows}  %z = Mul %qk, %s\n");
+        let softmax = format!("  %all = {joined} {{axis=3}}\n{shift}");
+        let rest = format!("  %p = Slice %both, {kept}, %a3\n  %y = MatMul %p, %v\n");
+        said(&format!("{scores}{softmax}{rest}"), "%y")
+    };
+    let plain = "  %both = Softmax %all {axis=3}\n";
+    let largest = "  %max = ReduceMax %all, %a3 {keepdims=1}\n  %less = Sub %all, %max\n  %both = Softmax %less\n";
+    let chosen = "  %best = ArgMax %all {axis=3}\n  %max = GatherElements %all, %best {axis=3}\n  %less = Sub %all, %max\n  %both = Softmax %less\n";
+    let (behind, before) = ("Concat %z, %column", "Concat %column, %z");
+    let (first, last) = ("%a0, %count", "%a1, %more");
+    let known = ["8/8 of 16 none scale 0.25"];
+    for shift in [plain, largest, chosen] {
+        assert_eq!(step(behind, shift, first), known, "{shift}");
+        assert_eq!(step(before, shift, last), known, "{shift}");
+    }
+    let other = "  %max = ReduceMax %big, %a3 {keepdims=1}\n  %less = Sub %all, %max\n  %both = Softmax %less\n";
+    let scaled = "  %less = Mul %all, %s\n  %both = Softmax %less\n";
+    for (joined, shift, kept) in [
+        // The wrong column is dropped.
+        (behind, plain, last),
+        (before, plain, first),
+        // Two columns; a shift by other scores; a sink that is scaled too.
+        ("Concat %z, %columns", plain, first),
+        (behind, other, first),
+        (behind, scaled, first),
+    ] {
+        let lines = step(joined, shift, kept);
+        assert!(lines.iter().all(|l| l.starts_with("?/?")), "{lines:?}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! elements ([`symbolic_elements`](crate::analysis::symbolic_elements)), whatever layout ops moved them.
 
 use super::mask::{self, Mask, MaskOperand, Step};
+use super::sinks::Sink;
 use crate::analysis::matcher::Matcher;
 use crate::analysis::symbolic_elements::{Element, index_variable};
 use crate::ir::op::OpClass;
@@ -54,7 +55,7 @@ impl Obstacle {
         self.0.is_none()
     }
 
-    fn note(&mut self, applies: bool, why: &'static str) {
+    pub(super) fn note(&mut self, applies: bool, why: &'static str) {
         if applies {
             self.0.get_or_insert(why);
         }
@@ -78,6 +79,8 @@ pub struct Decomposed {
     pub mask: Mask,
     /// The result for queries that see no key.
     pub empty_rows: EmptyRows,
+    /// A further score of each query, [.., heads, queries, 1], without a value.
+    pub sink: Option<ValueId>,
     /// The value that one op would compute: [.., heads, queries, value size].
     pub output: ValueId,
     /// Scores of the shape that masks broadcast to: [.., heads, queries, keys].
@@ -104,6 +107,7 @@ struct Before {
     alive: Option<ValueId>,
     /// The outermost masked scores: masks broadcast to their shape.
     masked: Option<ValueId>,
+    sink: Option<Sink>,
     obstacle: Obstacle,
 }
 
@@ -138,7 +142,7 @@ impl<'g> Matcher<'g> {
         }
         let before = self.before(softmax)?;
         let mut obstacle = before.obstacle;
-        let after = self.after(softmax, &mut obstacle)?;
+        let after = self.after(softmax, before.sink, &mut obstacle)?;
         let axis = node.attrs.int("axis");
         if axis != -1 && axis != rank as i64 - 1 {
             return None;
@@ -163,6 +167,7 @@ impl<'g> Matcher<'g> {
         let product = graph.node(before.product).outs[0];
         let scores = before.masked.unwrap_or(product);
         let dims = graph.ty(scores).dims.clone();
+        self.check_sink(before.sink, &dims, &mut obstacle);
         let mask = mask::mask(graph, flow, &mut self.elements, &before.steps, &dims);
         obstacle.note(
             mask.operands.iter().any(|o| self.is_too_wide(o, dtype)),
@@ -201,6 +206,7 @@ impl<'g> Matcher<'g> {
             softcap: before.softcap,
             mask,
             empty_rows,
+            sink: before.sink.map(|s| s.value),
             output,
             scores,
             dims,
@@ -216,7 +222,7 @@ impl<'g> Matcher<'g> {
     }
 
     /// Returns true if a value is a product of activations behind a few elementwise steps: the scores.
-    fn leads_to_product(&self, mut v: ValueId) -> bool {
+    pub(super) fn leads_to_product(&self, mut v: ValueId) -> bool {
         for _ in 0..MAX_STEPS {
             let Some((id, node)) = self.producer(v) else {
                 return false;
@@ -245,6 +251,7 @@ impl<'g> Matcher<'g> {
             steps: Vec::new(),
             alive: None,
             masked: None,
+            sink: None,
             obstacle: Obstacle::default(),
         };
         let mut capped = false;
@@ -252,6 +259,10 @@ impl<'g> Matcher<'g> {
         for _ in 0..MAX_STEPS {
             let obstacle = &mut found.obstacle;
             obstacle.note(!self.is_inner(v), "the scores are read elsewhere, too");
+            let is_plain = found.steps.is_empty() && !capped;
+            if is_plain && let Some(x) = self.unshifted(v) {
+                v = x;
+            }
             let (id, node) = self.producer(v)?;
             if self.is_product(id) {
                 found.product = id;
@@ -259,7 +270,14 @@ impl<'g> Matcher<'g> {
             }
             let x = node.ins[0]?;
             let dims = &graph.ty(node.outs[0]).dims;
-            if node.op == &cast::CAST && graph.ty(x).dtype.is_float() || node.op == &shape::IDENTITY
+            if is_plain
+                && found.factor == 1.0
+                && found.sink.is_none()
+                && let Some((scores, sink)) = self.joined(node)
+            {
+                (v, found.sink) = (scores, Some(sink));
+            } else if node.op == &cast::CAST && graph.ty(x).dtype.is_float()
+                || node.op == &shape::IDENTITY
             {
                 v = x;
             } else if node.op == &shape::RESHAPE {
@@ -329,15 +347,15 @@ impl<'g> Matcher<'g> {
         Some((scores, step))
     }
 
-    /// Returns true if a positive factor does not change a mask: it is 0 or minus infinity everywhere.
+    /// Returns true if a positive factor does not change what a mask hides: it is 0 or hides a key everywhere, before and after.
     fn is_scale_free(&mut self, step: &Step, factor: f64) -> bool {
-        let low = f64::NEG_INFINITY;
+        let is_low = |x: f64| x.max(x * factor) <= mask::HIDDEN;
         let is_free = match step {
-            Step::Fill { fill, .. } => *fill == low,
+            Step::Fill { fill, .. } => is_low(*fill),
             Step::Bias(v) => {
                 let dims = self.graph.ty(*v).dims.clone();
                 match self.elements.ask(*v, &dims) {
-                    Element::Either(_, a, b) => (a == 0.0 && b == low) || (a == low && b == 0.0),
+                    Element::Either(_, a, b) => (a == 0.0 && is_low(b)) || (is_low(a) && b == 0.0),
                     other => other.number() == Some(0.0),
                 }
             }
@@ -345,7 +363,12 @@ impl<'g> Matcher<'g> {
         is_free && factor > 0.0
     }
 
-    fn after(&mut self, softmax: NodeId, obstacle: &mut Obstacle) -> Option<After> {
+    fn after(
+        &mut self,
+        softmax: NodeId,
+        mut sink: Option<Sink>,
+        obstacle: &mut Obstacle,
+    ) -> Option<After> {
         const READ_ELSEWHERE: &str = "the probabilities are read elsewhere, too";
         let graph = self.graph;
         let mut empty_rows = EmptyRows::NaN;
@@ -363,7 +386,13 @@ impl<'g> Matcher<'g> {
             let mut next = None;
             for u in &uses {
                 let node = graph.node(u.node);
-                if self.is_product(u.node) && u.slot == 0 {
+                if let Some(column) = sink
+                    && self.drops(u.node, column)
+                {
+                    (next, sink) = (Some(node.outs[0]), None);
+                    continue;
+                }
+                if self.is_product(u.node) && u.slot == 0 && sink.is_none() {
                     obstacle.note(uses.len() > 1, READ_ELSEWHERE);
                     return Some(After {
                         product: u.node,

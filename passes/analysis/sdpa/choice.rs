@@ -5,7 +5,7 @@ use crate::analysis::{Device, MemoryProfile, Sizes};
 use crate::error::Result;
 use crate::ir::op::Sized;
 use crate::ir::{Graph, Node};
-use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, GRAD_SEGMENTS, LSE, SEGMENTS, Y};
+use crate::ops::attention::{ATTENTION, ATTENTION_GRAD, DLSE, GRAD_SEGMENTS, LSE, SEGMENTS, Y};
 use scratch::ForwardResult;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -106,7 +106,9 @@ impl SdpaChoice {
             let node = graph.node(*id);
             let is_attention = node.op == &ATTENTION || node.op == &ATTENTION_GRAD;
             let mut pair = None;
-            if is_attention && sizes.bounded.is_empty() && !available.list.is_empty() {
+            // No kernel of PyTorch takes the cotangent of the log-sum-exp.
+            let may_fuse = is_attention && node.operand(DLSE).is_none();
+            if may_fuse && sizes.bounded.is_empty() && !available.list.is_empty() {
                 pair = pinned.choose(at, node, (sizes, memory), available, &admit);
             }
             if is_attention {

@@ -2,6 +2,7 @@
 //!
 //! For any ONNX runtime, which makes no promise on memory. Computed in the type that the kernel computes in.
 
+use super::DLSE;
 use super::plan::{GRAD_SEGMENTS, SEGMENTS, empty_is_nan, groups};
 use crate::names::*;
 use crate::reduce::{reduce_axes, sum_kept};
@@ -53,7 +54,7 @@ pub fn forward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
 }
 
 /// With P the probabilities: dv = Pᵀ·dy, dP = dy·vᵀ, slopes = P·(dP − Σ P·dP), the bias's gradient; dq = scale·slopes·k,
-/// dk = scale·slopesᵀ·q, the slopes times 1 − tanh² where scores are capped.
+/// dk = scale·slopesᵀ·q, the slopes times 1 − tanh² where scores are capped. The log-sum-exp's cotangent adds P·dlse to the slopes.
 pub fn backward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let wants = cx.attrs.ints("wants").to_vec();
     if has_no_keys(cx, 1) {
@@ -71,7 +72,11 @@ pub fn backward(cx: &mut BodyCx) -> Result<Vec<ValueId>> {
     let last = rows.rank - 1;
     let v = swap_last(cx, rows.v)?;
     let dp = cx.bind(binary_op(MATMUL, dy, v))?;
-    let along = sum_kept(cx.b, p * dp, &[last])?;
+    let mut along = Term(sum_kept(cx.b, p * dp, &[last])?);
+    if let Some(dlse) = cx.opt_x(DLSE) {
+        let dlse = cx.b.unsqueeze(dlse, &[-1])?;
+        along = cx.bind(along - dlse)?;
+    }
     let slopes = cx.bind(p * (dp - along))?;
     let inner = match rows.capped {
         Some(t) => {

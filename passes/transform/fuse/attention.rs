@@ -9,7 +9,7 @@ use crate::ir::op::OpClass;
 use crate::ir::same_dims;
 use crate::ir::{Attrs, DType, Dim, NodeId, ValueId};
 use crate::ops::reduce::{REDUCE_MEAN, reduce_axes};
-use crate::ops::{Builder, EmitExt, arith, attention, logic, shape};
+use crate::ops::{Builder, EmitExt, activation, arith, attention, logic, shape};
 use std::cmp::Ordering;
 
 /// A decomposed attention that one op can compute.
@@ -35,6 +35,7 @@ impl Pattern for Fusible {
             MaskOperand::Bias(value) | MaskOperand::Keep { value, .. } => value,
         }));
         all.extend(found.mask.segments.iter_mut().map(|s| &mut s.value));
+        all.extend(&mut found.sink);
         all
     }
 
@@ -82,8 +83,11 @@ impl Pattern for Fusible {
         };
         let (left, right) = found.mask.band.aligned(queries, keys).unwrap_or_default();
         let never_empty = found.mask.operands.is_empty() && found.mask.band_shows_all;
-        let uniform = found.mask.empty_rows_are_uniform && !never_empty;
-        let zeros = never_empty || uniform || found.empty_rows == EmptyRows::Zeros;
+        // A query that sees no key gives all its weight to the sink.
+        let has_sink = found.sink.is_some();
+        let uniform = found.mask.empty_rows_are_uniform && !never_empty && !has_sink;
+        let is_zero = never_empty || uniform || has_sink;
+        let zeros = is_zero || found.empty_rows == EmptyRows::Zeros;
         let attrs = Attrs::new()
             .with("scale", scale as f32)
             .with("softcap", found.softcap as f32)
@@ -91,9 +95,11 @@ impl Pattern for Fusible {
             .with("window_left", left.unwrap_or(-1))
             .with("window_right", right.filter(|r| *r > 0).unwrap_or(-1))
             .with("empty_rows", if zeros { "zeros" } else { "nan" });
-        let results = b.emit_n(&attention::ATTENTION, ins, attrs, 1 + usize::from(uniform))?;
-        let y = match results[..] {
-            [y, lse] => mean_in_empty_rows(b, y, lse, v)?,
+        let wants_lse = uniform || has_sink;
+        let results = b.emit_n(&attention::ATTENTION, ins, attrs, 1 + usize::from(wants_lse))?;
+        let y = match (&results[..], found.sink) {
+            ([y, lse], Some(sink)) => beside_sink(b, *y, *lse, sink)?,
+            ([y, lse], None) => mean_in_empty_rows(b, *y, *lse, v)?,
             _ => results[0],
         };
         if same_dims(&b.ty(y).dims, &output.dims) {
@@ -103,6 +109,18 @@ impl Pattern for Fusible {
         let lead = b.rank(found.queries) - 2;
         with_lead(b, y, found.queries, lead, 2)
     }
+}
+
+/// Returns an attention's result if a sink takes part in the softmax. Its weight is σ(sink − lse), that of the keys the rest.
+fn beside_sink(b: &mut Builder, y: ValueId, lse: ValueId, sink: ValueId) -> Result<ValueId> {
+    let (narrow, wide) = (b.ty(y).dtype, b.ty(lse).dtype);
+    let last = b.ints(&[-1]);
+    let lse = b.emit(&shape::UNSQUEEZE, &[lse, last], Attrs::new())?;
+    let sink = b.cast(sink, wide)?;
+    let above = b.sub(lse, sink)?;
+    let rest = b.emit(&activation::SIGMOID, &[above], Attrs::new())?;
+    let rest = b.cast(rest, narrow)?;
+    b.mul(y, rest)
 }
 
 /// Returns an attention's result with the mean of all values for each query that sees no key: its log-sum-exp is −∞.

@@ -349,8 +349,8 @@ fn unrecognised(graph: &Graph, id: NodeId) -> Option<Reason> {
             match (node.op == &SOFTMAX, is_joined) {
                 (true, true) => {
                     return Some(
-                        "it makes scores of an attention that joins them with others before the softmax, as attention sinks are, \
-                         and only attentions over keys alone are cut",
+                        "it makes scores of an attention that joins them with others before the softmax, and only one column in \
+                         front of or behind the scores (an attention sink) is recognised",
                     );
                 }
                 (true, false) => {

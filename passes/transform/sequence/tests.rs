@@ -159,14 +159,14 @@ fn sequences_shorter_than_chunks_are_refused() {
 }
 
 #[test]
-fn attentions_with_sinks_are_refused_with_the_reason() {
+fn attentions_that_are_not_recognised_are_refused_with_the_reason() {
     let step = |scores: &str| {
         let text = format!(
             "graph @g imported (%ids: i64[12], %labels: i64[12]) -> (%loss) {{
   init %table : f32[5, 16] = splat 0.5
   init %w : f32[16, 16] = splat 0.5
   init %head : f32[16, 5] = splat 0.25
-  init %sink : f32[12, 1] = splat 0.5
+  init %others : f32[12, 2] = splat 0.5
   init %from : i64[1] = [0]
   init %to : i64[1] = [12]
   init %last : i64[1] = [1]
@@ -195,11 +195,11 @@ fn attentions_with_sinks_are_refused_with_the_reason() {
         done.err().unwrap().to_string()
     };
     let joined = step(
-        "%all = Concat %scores, %sink {axis=1}
+        "%all = Concat %scores, %others {axis=1}
   %q = Softmax %all {axis=1}
   %p = Slice %q, %from, %to, %last",
     );
-    assert!(joined.contains("as attention sinks are"), "{joined}");
+    assert!(joined.contains("joins them with others"), "{joined}");
     assert!(joined.contains("scores"), "{joined}");
     let other = step("%square = Mul %scores, %scores\n  %p = Softmax %square {axis=1}");
     assert!(other.contains("not recognised as one"), "{other}");

@@ -112,6 +112,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let work = Work::new(cx, plan, (1, GRAD_SEGMENTS), !wants.contains(&3))?;
     let buffers = work.plan.buffers;
     let dy = with_heads(cx.x(0)?);
+    let dlse = cx.opt(DLSE).map(|x| with_heads(&x.unsqueeze(-1)));
     let find = |slot: i64| wants.iter().position(|w| *w == slot).map(|i| &outs[i]);
     let dbias = find(3).map(|out| match buffers.dbias {
         None => out.alias(),
@@ -148,7 +149,7 @@ fn attention_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
         },
         |x, tile| {
             let (dk, dv) = sums(tile.part);
-            backward_tile(&work, x, tile, &dy, &into, dk, dv)
+            backward_tile(&work, x, tile, (&dy, dlse.as_ref()), &into, dk, dv)
         },
         |part| {
             let (dk, dv) = sums(part);
@@ -175,7 +176,7 @@ fn backward_tile(
     work: &Work,
     x: &Operands,
     tile: &Tile,
-    dy: &Tensor,
+    (dy, dlse): (&Tensor, Option<&Tensor>),
     into: &Gradients,
     dk: Option<Tensor>,
     dv: Option<Tensor>,
@@ -185,13 +186,15 @@ fn backward_tile(
     if tile.keys.is_empty() {
         return dq.iter().try_for_each(zero);
     }
+    let dy = work.of_tile(dy, tile);
+    let dlse = dlse.map(|x| work.of_tile(x, tile));
     if work.is_fused {
-        let dy = work.of_tile(dy, tile);
-        return fused::backward(work, x, tile, &dy, dq.as_ref(), dk.as_ref(), dv.as_ref());
+        let cotangents = (&dy, dlse.as_ref());
+        return fused::backward(work, x, tile, cotangents, dq.as_ref(), dk.as_ref(), dv.as_ref());
     }
     let p = work.weights(x, tile)?;
     work.divide(&p, tile)?;
-    let dy = work.readable(work.of_tile(dy, tile), buffers.dy)?;
+    let dy = work.readable(dy, buffers.dy)?;
     let seen = |x: Tensor| x.narrow(1, tile.keys.start, tile.key_count());
     if let Some(dv) = dv {
         product(&seen(dv), &p.transpose(1, 2), &dy, 1.0, true)?;
@@ -202,6 +205,9 @@ fn backward_tile(
     let slopes = seen_as(&work.part_of_block(slopes), &p.size());
     product(&slopes, &dy, &x.v.transpose(1, 2), 1.0, false)?;
     work.softmax_grad(&p, &slopes)?;
+    if let Some(dlse) = dlse {
+        write("aten::addcmul_", args![&slopes, &p, &dlse, 1.0])?;
+    }
     if let Some(dbias) = &into.dbias {
         add_summed(work, &slopes, &p, tile, dbias)?;
     }

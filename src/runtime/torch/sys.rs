@@ -113,6 +113,8 @@ pub struct Tile<'a> {
 pub struct Gradients<'a> {
     /// [h, r, e].
     pub dy: Lent<'a>,
+    /// Float32, [h, r, 1]: the cotangent of the log-sum-exp.
+    pub dlse: Option<Lent<'a>>,
     /// Buffer of float32, [h, r, e]; required if `dy` has another type.
     pub dy_copy: Option<Lent<'a>>,
     /// Buffer of float32, [h, r, n]; required for `dq` and `dk`.

@@ -91,7 +91,7 @@ pub fn backward(
     work: &Work,
     x: &Operands,
     tile: &Tile,
-    dy: &Tensor,
+    (dy, dlse): (&Tensor, Option<&Tensor>),
     dq: Option<&Tensor>,
     dk: Option<&Tensor>,
     dv: Option<&Tensor>,
@@ -108,6 +108,7 @@ pub fn backward(
     let dy_copy = seen(spans.dy, &dy.size());
     let gradients = Gradients {
         dy: dy.into(),
+        dlse: dlse.map(Lent::from),
         dy_copy: lent(&dy_copy),
         slopes: lent(&slopes),
         capped: lent(&capped),

@@ -65,6 +65,6 @@ struct CkTile {
 // written; `dk` and `dv` (float32, shaped as k and v) are added to. Buffers of float32: `dy_copy` like `q_copy`, `slopes`
 // [h, r, n] for dq and dk, `capped` [h, r, n] for capped scores.
 struct CkTileGradients {
-  const void *dy, *dy_copy, *slopes, *capped;
+  const void *dy, *dlse, *dy_copy, *slopes, *capped;
   const void *dq, *dk, *dv;
 };

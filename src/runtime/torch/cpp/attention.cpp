@@ -157,12 +157,14 @@ int32_t ck_attend_back(const CkTile* of, const CkTileGradients* to) {
   return ckpt::guarded([&] {
     const Tile tile(*of);
     const Cube dy = cube(to->dy, "the cotangent", {tile.heads, tile.rows, tile.value_size});
+    const Cube dlse = cube(to->dlse, "the cotangent of log-sum-exps", {tile.heads, tile.rows, 1});
     const Cube dy_copy = buffer(to->dy_copy, "the copied cotangent", {tile.heads, tile.rows, tile.value_size});
     const Cube slopes = buffer(to->slopes, "slopes", {tile.heads, tile.rows, tile.keys});
     const Cube capped = buffer(to->capped, "capped scores", {tile.heads, tile.rows, tile.keys});
     const Cube dq = cube(to->dq, "the queries' gradient", {tile.heads, tile.rows, tile.size}, true);
     const Cube dk = buffer(to->dk, "the keys' gradient", {tile.heads, tile.keys, tile.size});
     const Cube dv = buffer(to->dv, "the values' gradient", {tile.heads, tile.keys, tile.value_size});
+    TORCH_CHECK(dlse.is_null() || dlse.type == at::kFloat, "the cotangent of log-sum-exps of a tile: type ", dlse.type);
     TORCH_CHECK(dy.type == at::kFloat || !dy_copy.is_null(), "no place for the copied cotangent");
     TORCH_CHECK(!slopes.is_null() || (dq.is_null() && dk.is_null()), "no place for slopes");
     TORCH_CHECK(slopes.is_null() || tile.v.type == at::kFloat, "values of a tile: type ", tile.v.type);
@@ -183,7 +185,8 @@ int32_t ck_attend_back(const CkTile* of, const CkTileGradients* to) {
       ckpt::multiply_rectangle(product, i0, i1, 0, tile.keys);
       for (int64_t i = i0; i < i1; ++i) {
         const float* kept = capped.is_null() ? nullptr : capped.floats(h, i);
-        ckpt::slopes_of_scores(slopes.floats(h, i), tile.scores.floats(h, i), kept, tile.keys);
+        const float of_lse = dlse.is_null() ? 0.0f : *dlse.floats(h, i);
+        ckpt::slopes_of_scores(slopes.floats(h, i), tile.scores.floats(h, i), kept, of_lse, tile.keys);
       }
       if (dq.is_null()) return;
       Product back{tile.rows, tile.size, tile.keys, slopes.matrix(h), tile.k.matrix(h), {}, tile.scale, 0.0f,

@@ -192,13 +192,13 @@ CKPT_AVX512 void divide(float* x, int64_t n, float divisor) {
   }
 }
 
-CKPT_AVX512 void slopes_of_scores(float* slopes, const float* p, const float* capped, int64_t n) {
+CKPT_AVX512 void slopes_of_scores(float* slopes, const float* p, const float* capped, float of_lse, int64_t n) {
   __m512 sum = _mm512_setzero_ps();
   for (int64_t j = 0; j < n; j += 16) {
     const __mmask16 mask = first_lanes(n - j);
     sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, p + j), _mm512_maskz_loadu_ps(mask, slopes + j), sum);
   }
-  const __m512 mean = _mm512_set1_ps(reduce(sum, false));
+  const __m512 mean = _mm512_set1_ps(reduce(sum, false) - of_lse);
   for (int64_t j = 0; j < n; j += 16) {
     const __mmask16 mask = first_lanes(n - j);
     __m512 x = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, slopes + j), mean);

@@ -1,0 +1,95 @@
+//! Attention sinks: a score of its own for each query, that takes part in the softmax and weighs no value.
+//!
+//! `Concat(scores, sink) → x − max(x) → Softmax → Slice → MatMul(p, v)`, as in GPT-OSS (Xiao et al. 2023, arXiv 2309.17453).
+
+use super::decomposed::Obstacle;
+use crate::analysis::matcher::Matcher;
+use crate::analysis::symbolic_elements::index_variable;
+use crate::ir::{Dim, Node, NodeId, ValueId};
+use crate::ops::{arith, concat, slice};
+
+/// The column that is joined to the scores.
+#[derive(Clone, Copy, Debug)]
+pub struct Sink {
+    /// [.., heads, queries, 1].
+    pub value: ValueId,
+    /// It comes before the scores.
+    pub is_first: bool,
+}
+
+impl Matcher<'_> {
+    /// Returns `x` of `x − m`, where `m` is computed from `x` alone and has one element for each row, as the largest one. A
+    /// softmax does not change with `m`.
+    pub(super) fn unshifted(&self, v: ValueId) -> Option<ValueId> {
+        let graph = self.graph;
+        let (id, node) = self.producer(v).filter(|(_, n)| n.op == &arith::SUB)?;
+        let (x, shift) = (node.ins[0]?, node.ins[1]?);
+        let (wide, one) = (&graph.ty(x).dims, &graph.ty(shift).dims);
+        if graph.ty(v).dims != *wide || one.len() != wide.len() || !one.last()?.is_one() {
+            return None;
+        }
+        let makers: Vec<NodeId> = self.uses(x).iter().map(|u| u.node).collect();
+        let makers: Vec<NodeId> = makers.into_iter().filter(|n| *n != id).collect();
+        let is_made = |v: ValueId| graph.def_node(v).is_some_and(|n| makers.contains(&n));
+        let is_maker = |n: NodeId| {
+            let node = graph.node(n);
+            let reads_no_other = |v| v == x || is_made(v) || !self.flow.active[v];
+            let mut readers = node.outs.iter().flat_map(|out| self.uses(*out));
+            node.operands().all(reads_no_other)
+                && !node.outs.iter().any(|out| self.is_output(*out))
+                && readers.all(|u| u.node == id || makers.contains(&u.node))
+        };
+        let fits = is_made(shift) && makers.iter().all(|n| is_maker(*n)) && !self.is_output(x);
+        fits.then_some(x)
+    }
+
+    /// Returns the scores and the sink that a node joins along the last axis.
+    pub(super) fn joined(&self, node: &Node) -> Option<(ValueId, Sink)> {
+        let [Some(a), Some(b)] = node.ins[..] else {
+            return None;
+        };
+        let dims = |v: ValueId| &self.graph.ty(v).dims;
+        let rank = dims(a).len() as i64;
+        let axis = (node.op == &concat::CONCAT).then(|| node.attrs.int("axis"))?;
+        let is_column = |v: ValueId| dims(v).last().is_some_and(Dim::is_one);
+        if axis != -1 && axis != rank - 1 {
+            return None;
+        }
+        [(a, b, false), (b, a, true)]
+            .into_iter()
+            .find(|(scores, value, _)| is_column(*value) && self.leads_to_product(*scores))
+            .map(|(scores, value, is_first)| (scores, Sink { value, is_first }))
+    }
+
+    /// Returns true if a node leaves out the sink's column and nothing else.
+    pub(super) fn drops(&mut self, id: NodeId, sink: Sink) -> bool {
+        let node = self.graph.node(id);
+        let (Some(x), out) = (node.ins[0], &self.graph.ty(node.outs[0]).dims) else {
+            return false;
+        };
+        let wide = &self.graph.ty(x).dims;
+        if node.op != &slice::SLICE || wide.len() != out.len() || out.is_empty() {
+            return false;
+        }
+        let last = out.len() - 1;
+        if wide[last] != out[last].add(&Dim::ONE) || wide[..last] != out[..last] {
+            return false;
+        }
+        let mut wanted: Vec<Dim> = (0..out.len()).map(index_variable).collect();
+        self.elements.enter(out);
+        let found = self.elements.source(id, 0, &wanted);
+        if sink.is_first {
+            wanted[last] = wanted[last].add(&Dim::ONE);
+        }
+        found == Some((x, wanted))
+    }
+
+    /// Notes what is wrong with a sink for scores of these sizes.
+    pub(super) fn check_sink(&self, sink: Option<Sink>, scores: &[Dim], obstacle: &mut Obstacle) {
+        let Some(sink) = sink else { return };
+        let dims = &self.graph.ty(sink.value).dims;
+        let last = scores.len() - 1;
+        let is_row = dims.len() == scores.len() && dims[..last] == scores[..last];
+        obstacle.note(!is_row, "the sink has another shape than the scores");
+    }
+}
