@@ -52,6 +52,8 @@ mod sdpa_backends;
 mod second_order;
 #[cfg(feature = "torch")]
 mod sequence;
+#[cfg(feature = "torch")]
+mod sinks;
 #[path = "../support/mod.rs"]
 mod support;
 #[cfg(feature = "torch")]

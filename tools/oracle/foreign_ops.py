@@ -240,6 +240,10 @@ def cases(rng: np.random.Generator) -> Iterator[OpCase]:
     extra = [None, None, None, f(b, 1, s, s)]
     yield OpCase(f"{op}, bias", ORT, op, [q, k, v, *whole, *extra], grouped | {"softcap": 2.0}, (0, 1, 2))
 
+    sink = [*whole, *[None] * 4, f(4)]
+    yield OpCase(f"{op}, sinks", ORT, op, [q, k, v, *sink], grouped | {"local_window_size": 3}, (0, 1, 2))
+    yield OpCase(f"{op}, smooth", ORT, op, [q, k, v, *whole], grouped | {"smooth_softmax": 1}, (0, 1, 2))
+
     op = "Attention"
     q, k, v = f(b, 4, s, 8), f(b, 2, 6, 8), f(b, 2, 6, 3)
     dynamic = {(0, 0): "b", (0, 2): "s", (1, 0): "b", (1, 2): "t", (2, 0): "b", (2, 2): "t"}

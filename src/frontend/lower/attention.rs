@@ -26,6 +26,8 @@ pub(super) struct Heads {
     pub(super) softcap: f64,
     /// Added to the scores, whose shape it broadcasts to.
     pub(super) bias: Option<ValueId>,
+    /// [heads]: a further score of each query, which weighs no value.
+    pub(super) sink: Option<ValueId>,
     /// The element type of the softmax.
     pub(super) precision: DType,
 }
@@ -65,13 +67,29 @@ pub(super) fn score(call: &mut Call, heads: &Heads) -> Result<Scores> {
     }
     let dtype = call.dtype(scores);
     let scores = call.cast(scores, heads.precision)?;
-    let axis = Attrs::new().with("axis", -1);
-    let weights = call.emit(&SOFTMAX, &[scores], axis)?;
+    let weights = softmax(call, heads, scores)?;
     Ok(Scores {
         raw,
         capped,
         weights: call.cast(weights, dtype)?,
     })
+}
+
+/// Returns the weights of the keys. With a sink, they are the rest that it leaves.
+fn softmax(call: &mut Call, heads: &Heads, scores: ValueId) -> Result<ValueId> {
+    let last = || Attrs::new().with("axis", -1);
+    let Some(sink) = heads.sink else {
+        return call.emit(&SOFTMAX, &[scores], last());
+    };
+    let sink = call.reshape(sink, &[1, -1, 1, 1])?;
+    let sink = call.cast(sink, heads.precision)?;
+    let shape = [call.sizes(heads.q, 0..3)?, call.ints(&[1])];
+    let shape = call.concat(&shape, 0)?;
+    let column = call.expand(sink, shape)?;
+    let all = call.concat(&[scores, column], 3)?;
+    let all = call.emit(&SOFTMAX, &[all], last())?;
+    let keys = [call.ints(&[0]), call.sizes(heads.k, 2..3)?];
+    call.slice(all, keys, 3)
 }
 
 /// Returns the scale that the file gives, or 1/√size where it gives none.
@@ -295,6 +313,7 @@ fn ort_attend(
         scale,
         softcap: 0.0,
         bias,
+        sink: None,
         precision: dtype,
     };
     let y = attend(call, &heads)?;

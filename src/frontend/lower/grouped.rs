@@ -7,7 +7,7 @@ use super::attention::{Heads, allowed_bias, attend, grouped, merge_heads, scale_
 use super::call::{Call, Lowered, Out};
 use super::rotary::rotated_at;
 use ckpt_passes::Result;
-use ckpt_passes::ir::ValueId;
+use ckpt_passes::ir::{DType, ValueId};
 use ckpt_passes::ops::EmitExt;
 use ckpt_passes::ops::logic::{AND, LESS_OR_EQUAL};
 
@@ -25,7 +25,7 @@ fn refuse_cache(call: &mut Call, slot: usize, name: &str) -> Result<()> {
     }
 }
 
-/// `GroupQueryAttention`. Not supported: caches, sinks, quantised keys.
+/// `GroupQueryAttention`. Not supported: caches, quantised keys.
 pub fn grouped_query(call: &mut Call) -> Lowered {
     let query = call.need(0, "query")?;
     call.want_rank(query, &[3], "query")?;
@@ -60,8 +60,6 @@ pub fn grouped_query(call: &mut Call) -> Lowered {
     // Without a cache the shapes give the length of every sequence.
     call.need(5, "seqlens_k")?;
     call.need(6, "total_sequence_length")?;
-    call.refuse(11, "head_sink")?;
-    call.refuse_attr("smooth_softmax")?;
     call.refuse_attr("qk_output")?;
     let mut q = split_heads(call, pieces[0], wide)?;
     let mut k = split_heads(call, pieces[1], narrow)?;
@@ -99,6 +97,7 @@ pub fn grouped_query(call: &mut Call) -> Lowered {
         scale: scale_of(call.attr_float("scale", 0.0)?, size),
         softcap: f64::from(call.attr_float("softcap", 0.0)?),
         bias: Some(bias),
+        sink: sink_of(call, wide, dtype)?,
         precision: dtype,
     };
     let y = attend(call, &heads)?;
@@ -109,6 +108,21 @@ pub fn grouped_query(call: &mut Call) -> Lowered {
         Out::Value(present[1]),
         Out::Absent("the scores are not a result that we compute"),
     ]))
+}
+
+/// Returns the scores that take part in the softmax without a value, [heads]: zeros for `smooth_softmax`.
+fn sink_of(call: &mut Call, heads: i64, dtype: DType) -> Result<Option<ValueId>> {
+    let is_smooth = call.attr_flag("smooth_softmax")?;
+    if let Some(sink) = call.opt(11) {
+        call.want_rank(sink, &[1], "head_sink")?;
+        return Ok(Some(sink));
+    }
+    if !is_smooth {
+        return Ok(None);
+    }
+    let zero = call.scalar(dtype, 0.0);
+    let shape = call.ints(&[heads]);
+    call.expand(zero, shape).map(Some)
 }
 
 /// Returns which keys a query sees: the last `window` up to and including its own, or all of those if `window` is negative.

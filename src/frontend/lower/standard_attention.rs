@@ -71,6 +71,7 @@ pub fn attention(call: &mut Call) -> Lowered {
         scale,
         softcap,
         bias: safe,
+        sink: None,
         precision,
     };
     let scores = score(call, &heads)?;

@@ -1,7 +1,7 @@
 //! Attention in its spellings.
 
 use super::one::*;
-use ckpt_passes::ir::DType;
+use ckpt_passes::ir::{DType, Graph};
 
 const Q: (&str, DType, &[&str]) = ("q", DType::F32, &["b", "4", "s", "8"]);
 const K: (&str, DType, &[&str]) = ("k", DType::F32, &["b", "2", "t", "8"]);
@@ -238,6 +238,17 @@ fn attention_of_grouped_queries() {
     grouped(&cached).graph();
     let said = grouped(&plain).int("local_window_size", 0).refusal();
     assert!(said.contains("`local_window_size` = 0"), "{said}");
-    let said = grouped(&plain).int("smooth_softmax", 1).refusal();
-    assert!(said.contains("`smooth_softmax` = 1"), "{said}");
+    let joined = |graph: &Graph| {
+        let ops = ops(graph);
+        ops.contains("Concat") && ops.contains("Slice")
+    };
+    assert!(!joined(&grouped(&plain).graph()));
+    assert!(joined(&grouped(&plain).int("smooth_softmax", 1).graph()));
+    let mut sunk = plain.to_vec();
+    sunk.resize(11, NONE);
+    sunk.push(("sink", DType::F32, &["4"]));
+    assert!(joined(&grouped(&sunk).graph()));
+    sunk[11].2 = &["4", "1"];
+    let said = grouped(&sunk).refusal();
+    assert!(said.contains("head_sink"), "{said}");
 }

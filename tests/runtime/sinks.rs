@@ -1,0 +1,158 @@
+//! Attention whose scores are joined with a sink: fused or as exported, whole or in chunks of the sequence.
+use crate::support::torch;
+
+use ckpt_opt::runtime::{convert, executor::Program};
+use ckpt_opt::tensors::{Tensors, feed::Feed, random};
+use ckpt_passes::compile::{Request, compile};
+use ckpt_passes::driver::Watch;
+use ckpt_passes::ir::{Dim, Graph};
+use ckpt_passes::ops::attention::{ATTENTION, ATTENTION_GRAD, DLSE};
+use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
+use ckpt_passes::text;
+use ckpt_passes::transform::loss::Loss;
+use std::collections::BTreeMap;
+use tch::{Kind, Tensor};
+
+/// Weights are ones times random inputs. The first layer has a window of three keys.
+const INITS: &str = "
+  init %table.w : f32[7, 8] = splat 1
+  init %q.w : f32[8, 8] = splat 1
+  init %k.w : f32[8, 8] = splat 1
+  init %sink.w : f32[2] = splat 1
+  init %zero : i64[] = 0
+  init %one : i64[] = 1
+  init %two : i64[] = 2
+  init %a0 : i64[1] = [0]
+  init %a1 : i64[1] = [1]
+  init %a3 : i64[1] = [3]
+  init %apart : i64[4] = [0, 0, 2, 4]
+  init %wide : i64[4] = [1, 2, 1, 1]
+  init %flat : i64[3] = [0, 0, 8]
+  init %scale : f32[] = 0.5
+  init %none : f32[] = 0.0
+  init %min : f32[] = -3.4028235e38
+  %table = Mul %xt, %table.w
+  %qw = Mul %xq, %q.w
+  %kw = Mul %xk, %k.w
+  %sink = Mul %xs, %sink.w
+  %len = Shape %ids {start=1, end=2}
+  %count = Squeeze %len
+  %range = Range %zero, %count, %one
+  %row = Unsqueeze %range, %a1
+  %column = Unsqueeze %range, %a0
+  %seen1 = LessOrEqual %column, %row
+  %from = Sub %row, %two
+  %near = GreaterOrEqual %column, %from
+  %seen0 = And %seen1, %near
+  %x0 = Gather %table, %ids
+";
+
+fn layer(i: usize) -> String {
+    format!(
+        "  %q{i} = MatMul %x{i}, %qw
+  %qa{i} = Reshape %q{i}, %apart
+  %qh{i} = Transpose %qa{i} {{perm=[0, 2, 1, 3]}}
+  %k{i} = MatMul %x{i}, %kw
+  %ka{i} = Reshape %k{i}, %apart
+  %kh{i} = Transpose %ka{i} {{perm=[0, 2, 1, 3]}}
+  %kt{i} = Transpose %kh{i} {{perm=[0, 1, 3, 2]}}
+  %qk{i} = MatMul %qh{i}, %kt{i}
+  %scaled{i} = Mul %qk{i}, %scale
+  %mask{i} = Where %seen{i}, %none, %min
+  %masked{i} = Add %scaled{i}, %mask{i}
+  %sink{i} = Reshape %sink, %wide
+  %rows{i} = Shape %qh{i} {{start=0, end=3}}
+  %shape{i} = Concat %rows{i}, %a1 {{axis=0}}
+  %column{i} = Expand %sink{i}, %shape{i}
+  %all{i} = Concat %masked{i}, %column{i} {{axis=3}}
+  %max{i} = ReduceMax %all{i}, %a3 {{keepdims=1}}
+  %less{i} = Sub %all{i}, %max{i}
+  %both{i} = Softmax %less{i} {{axis=3}}
+  %p{i} = Slice %both{i}, %a0, %len, %a3
+  %y{i} = MatMul %p{i}, %kh{i}
+  %yt{i} = Transpose %y{i} {{perm=[0, 2, 1, 3]}}
+  %yf{i} = Reshape %yt{i}, %flat
+  %x{next} = Add %x{i}, %yf{i}
+",
+        next = i + 1
+    )
+}
+
+fn compiled(fuse: bool, sequence_chunks: usize, plan: PlanRequest) -> (Graph, Option<u64>) {
+    let head = "  %headt = Transpose %table {perm=[1, 0]}\n  %logits = MatMul %x2, %headt\n";
+    let source = format!(
+        "graph @g imported (%ids: i64[batch, seq], %xt: f32[7, 8], %xq: f32[8, 8], %xk: f32[8, 8], %xs: f32[2]) \
+         -> (%logits) {{{INITS}{}{}{head}}}\n",
+        layer(0),
+        layer(1)
+    );
+    let request = Request {
+        loss: Loss::parse("causal-lm").unwrap(),
+        plan,
+        dims: dims(),
+        drop_outputs: vec!["logits".into()],
+        fuse,
+        sequence_chunks,
+        ..Request::default()
+    };
+    let mut graph = text::parse(&source).unwrap();
+    let done = compile(&mut graph, &request, &mut Watch::default()).unwrap();
+    let peak = done.planned.map(|p| p.outcome.plan.after.peak_bytes);
+    (graph, peak)
+}
+
+fn dims() -> Vec<(String, i64)> {
+    vec![("batch".into(), 2), ("seq".into(), 29)]
+}
+
+fn run(graph: &Graph) -> (BTreeMap<String, Tensor>, u64) {
+    let mut feed = Feed::new(graph, Tensors::new()).unwrap();
+    random::fill(graph, &mut feed, &dims(), 7).unwrap();
+    let inputs = feed.inputs.iter();
+    let inputs = inputs.map(|(n, x)| (n.clone(), convert::tensor(n, x).unwrap()));
+    let done = Program::new(graph).unwrap().run(&inputs.collect()).unwrap();
+    (done.outputs.into_iter().collect(), done.peak_bytes)
+}
+
+#[test]
+fn sinks_leave_no_scores_and_change_no_gradient() {
+    let _turn = torch::alone();
+    let (exported, _) = run(&compiled(false, 1, Policy::NONE.into()).0);
+    assert!(exported.contains_key("sink.w.grad"));
+    for chunks in [1, 2, 5] {
+        let (graph, _) = compiled(true, chunks, Policy::NONE.into());
+        let nodes = || graph.order().iter().map(|id| graph.node(*id));
+        assert_eq!(nodes().filter(|n| n.op == &ATTENTION).count(), 2 * chunks);
+        let gradients = nodes().filter(|n| n.op == &ATTENTION_GRAD);
+        let of_lse = gradients.filter(|n| n.operand(DLSE).is_some());
+        assert_eq!(of_lse.count(), 2 * chunks);
+        let has_scores = |dims: &[Dim]| dims.len() == 4 && dims[2] == dims[3] && !dims[3].is_one();
+        let mut results = nodes().flat_map(|n| &n.outs);
+        assert!(!results.any(|v| graph.ty(*v).dtype.is_float() && has_scores(&graph.ty(*v).dims)));
+        let (unplanned, peak) = run(&graph);
+        assert!(exported.keys().eq(unplanned.keys()));
+        for (name, a) in &exported {
+            let (a, b) = (
+                a.to_kind(Kind::Double),
+                unplanned[name].to_kind(Kind::Double),
+            );
+            let most = a.abs().max().double_value(&[]).max(1e-6);
+            let gap = (&a - &b).abs().max().double_value(&[]);
+            assert!(
+                gap <= 1e-5 * most,
+                "{chunks}: {name} is off by {gap} of {most}"
+            );
+        }
+        let budget = PlanRequest {
+            effort: Effort::First,
+            ..Budget::Percent(90.0).into()
+        };
+        let (graph, predicted) = compiled(true, chunks, budget);
+        let (planned, measured) = run(&graph);
+        assert_eq!(Some(measured), predicted);
+        assert!(measured < peak);
+        for (name, x) in &planned {
+            assert!(torch::same_bits(x, &unplanned[name]), "{chunks}: {name}");
+        }
+    }
+}
