@@ -194,6 +194,21 @@ mod tests {
     }
 
     #[test]
+    fn no_fused_kernel_takes_a_cotangent_of_the_log_sum_exp() {
+        let x = "bf16[2, 4, 70, 16]";
+        let source = format!(
+            "graph @g imported (%dy: {x}, %q: {x}, %k: {x}, %v: {x}, %dlse: f32[2, 4, 70]) -> (%y, %dq) {{
+  %y = Attention %q, %k, %v {{scale=0.25}}
+  %dq = AttentionGrad %dy, %q, %k, %v, _, _, _, _, %dlse {{scale=0.25, wants=[0]}}
+}}
+"
+        );
+        let mut graph = text::parse(&source).unwrap();
+        infer(&mut graph).unwrap();
+        assert!(!saved(&mut graph, "h100"));
+    }
+
+    #[test]
     fn tiles_read_neither() {
         let mut graph = graph("f32");
         assert!(!saved(&mut graph, "h100"));

@@ -3,7 +3,9 @@
 use ckpt_passes::analysis::Layers;
 use ckpt_passes::analysis::attention::summary::summaries;
 use ckpt_passes::ir::Dim;
+use ckpt_passes::ops::attention::ATTENTION;
 use ckpt_passes::text::parse;
+use ckpt_passes::transform::fuse::fuse;
 use ckpt_passes::transform::infer::infer;
 
 /// Constants that the graphs below use.
@@ -85,6 +87,15 @@ fn said(body: &str, output: &str) -> Vec<String> {
             line
         })
         .collect()
+}
+
+/// How many attentions become one op.
+fn fused(body: &str, output: &str) -> usize {
+    let mut g = parse(&graph(body, output)).unwrap();
+    infer(&mut g).unwrap();
+    fuse(&mut g).unwrap();
+    let nodes = g.order().iter().map(|id| g.node(*id));
+    nodes.filter(|n| n.op == &ATTENTION).count()
 }
 
 fn one(body: &str) -> String {
@@ -468,13 +479,26 @@ fn masks_that_are_scaled_with_the_scores() {
         let found = scaled(mask, by);
         assert!(found.ends_with(why), "{mask} {by}: {found}");
     }
+    // Beside a mask that may hide the other keys of a query, the lower number decides.
+    for outer in ["Add %b, %m2", "Where %pad, %b, %min"] {
+        let found = one(&format!(
+            "{POSITIONS}{SCORES}  %m = Where %seen, %none, %min
+  %m2 = Where %pad, %none, %min
+  %a = Add %qk, %m
+  %b = Mul %a, %s
+  %z = {outer}
+  %p = Softmax %z
+  %y = MatMul %p, %v
+"
+        ));
+        assert!(found.ends_with(why) || found.contains("differ"), "{found}");
+    }
 }
 
 /// A column that is joined to the scores before the softmax and dropped after it.
 #[test]
 fn sinks() {
-    let step = |joined: &str, shift: &str, kept: &str| {
-        let rows = "
+    let rows = "
   init %sink : f32[1, 8, 1, 1] = splat 0.5
   init %two : f32[1, 8, 1, 2] = splat 0.5
   %shape = Shape %q {start=0, end=3}
@@ -485,35 +509,59 @@ fn sinks() {
   %count = Shape %q {start=2, end=3}
   %more = Add %count, %a1
 ";
+    let step = |joined: &str, softmax: &str, kept: &str| {
         let scores = format!("{SCORES}{rows}  %z = Mul %qk, %s\n");
-        let softmax = format!("  %all = {joined} {{axis=3}}\n{shift}");
+        let softmax = format!("{joined} {{axis=3}}\n{softmax}");
         let rest = format!("  %p = Slice %both, {kept}, %a3\n  %y = MatMul %p, %v\n");
-        said(&format!("{scores}{softmax}{rest}"), "%y")
+        scores + &softmax + &rest
     };
-    let plain = "  %both = Softmax %all {axis=3}\n";
-    let largest = "  %max = ReduceMax %all, %a3 {keepdims=1}\n  %less = Sub %all, %max\n  %both = Softmax %less\n";
-    let chosen = "  %best = ArgMax %all {axis=3}\n  %max = GatherElements %all, %best {axis=3}\n  %less = Sub %all, %max\n  %both = Softmax %less\n";
-    let (behind, before) = ("Concat %z, %column", "Concat %column, %z");
+    let behind = "  %all = Concat %z, %column";
+    let before = "  %all = Concat %column, %z";
     let (first, last) = ("%a0, %count", "%a1, %more");
-    let known = ["8/8 of 16 none scale 0.25"];
-    for shift in [plain, largest, chosen] {
-        assert_eq!(step(behind, shift, first), known, "{shift}");
-        assert_eq!(step(before, shift, last), known, "{shift}");
+    let shifted =
+        |shift: &str| format!("{shift}  %less = Sub %all, %max\n  %both = Softmax %less\n");
+    let plain = "  %both = Softmax %all {axis=3}\n";
+    let largest = shifted("  %max = ReduceMax %all, %a3 {keepdims=1}\n");
+    let chosen =
+        shifted("  %best = ArgMax %all {axis=3}\n  %max = GatherElements %all, %best {axis=3}\n");
+    for softmax in [plain, &largest, &chosen] {
+        for (joined, kept) in [(behind, first), (before, last)] {
+            let body = step(joined, softmax, kept);
+            assert_eq!(one(&body), "8/8 of 16 none scale 0.25", "{body}");
+            assert_eq!(fused(&body, "%y"), 1, "{body}");
+        }
     }
-    let other = "  %max = ReduceMax %big, %a3 {keepdims=1}\n  %less = Sub %all, %max\n  %both = Softmax %less\n";
+    let of_others = shifted("  %max = ReduceMax %big, %a3 {keepdims=1}\n");
     let scaled = "  %less = Mul %all, %s\n  %both = Softmax %less\n";
-    for (joined, shift, kept) in [
+    let capped = "  %less = Tanh %all\n  %both = Softmax %less\n";
+    let masked = "  %less = Add %all, %tiny\n  %both = Softmax %less\n";
+    let inside = "  %max = ReduceMax %z, %a3 {keepdims=1}\n  %less = Sub %z, %max\n  %all = Concat %less, %column";
+    for (joined, softmax, kept) in [
         // The wrong column is dropped.
         (behind, plain, last),
         (before, plain, first),
-        // Two columns; a shift by other scores; a sink that is scaled too.
-        ("Concat %z, %columns", plain, first),
-        (behind, other, first),
+        // Two columns; only the scores are shifted, or by other scores.
+        ("  %all = Concat %z, %columns", plain, first),
+        (inside, plain, first),
+        (behind, &of_others, first),
+        // The sink is scaled, capped or masked too.
         (behind, scaled, first),
+        (behind, capped, first),
+        (behind, masked, first),
     ] {
-        let lines = step(joined, shift, kept);
-        assert!(lines.iter().all(|l| l.starts_with("?/?")), "{lines:?}");
+        let body = step(joined, softmax, kept);
+        assert_eq!(fused(&body, "%y"), 0, "{body}");
     }
+    // The weight of the sink, or the shift, is read elsewhere.
+    let body = step(behind, plain, first);
+    let weight = format!("{body}  %w = Slice %both, %count, %more, %a3\n");
+    assert_eq!(fused(&weight, "%y, %w"), 0);
+    let body = step(behind, &largest, first);
+    assert_eq!(fused(&body, "%y, %max"), 0);
+    // A sink from outside may be as low as what hides a key.
+    let given = "Slice %big, %a0, %a1, %a3";
+    let body = step(behind, plain, first).replace("Expand %sink, %rows", given);
+    assert_eq!(fused(&body, "%y"), 0);
 }
 
 #[test]

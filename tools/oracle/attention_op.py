@@ -2,10 +2,10 @@
 
     python tools attention_op --ckpt-opt BINARY [--only TEXT] [--verbose]
 
-Every case is one op between products with trainable tensors; its result and its log-sum-exp have cotangents. The cases cover windows, groups of heads, softcap, biases of
-several shapes and types, ranks, and queries without any key. Values and gradients must agree with the reference: in
-float32 to 1e-5 of the largest element, in 16-bit types to their own rounding. Exit code 0 if all do, else 1 and a line for
-each case that does not.
+Every case is one op between products with trainable tensors; its result and its log-sum-exp have cotangents. The cases cover
+windows, groups of heads, softcap, biases of several shapes and types, ranks, and queries without any key. Values and
+gradients must agree with the reference: in float32 to 1e-5 of the largest element, in 16-bit types to their own rounding.
+Exit code 0 if all do, else 1 and a line for each case that does not.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def check(case: Case, compiler: Compiler, folder: Path) -> str:
             result = f"w.{name}.grad" if name in trained else name
             want = want * wide[name] if name in trained else want
             got = found[result].astype(np.float64)
-            # Of a query that sees no key.
+            # The log-sum-exp of a query that sees no key is -inf in both.
             both = np.where(np.isneginf(got) & np.isneginf(want), 0, [got, want])
             scale = max(np.abs(both[1]).max(), np.abs(expected["out"]).max())
             gap = np.abs(both[0] - both[1]).max() / scale

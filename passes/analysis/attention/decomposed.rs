@@ -18,6 +18,8 @@ use crate::ops::{activation, arith, cast, logic, matmul, shape};
 /// Longest walk.
 const MAX_STEPS: usize = 24;
 
+const SCALED_MASK: &str = "the mask is scaled with the scores";
+
 /// The result for a query that sees no key because all its scores are minus infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmptyRows {
@@ -108,6 +110,8 @@ struct Before {
     /// The outermost masked scores: masks broadcast to their shape.
     masked: Option<ValueId>,
     sink: Option<Sink>,
+    /// A finite number that hides keys is scaled with the scores.
+    scales_lows: bool,
     obstacle: Obstacle,
 }
 
@@ -167,12 +171,15 @@ impl<'g> Matcher<'g> {
         let product = graph.node(before.product).outs[0];
         let scores = before.masked.unwrap_or(product);
         let dims = graph.ty(scores).dims.clone();
-        self.check_sink(before.sink, &dims, &mut obstacle);
+        self.check_sink(before.sink, graph.ty(scores), &mut obstacle);
         let mask = mask::mask(graph, flow, &mut self.elements, &before.steps, &dims);
         obstacle.note(
             mask.operands.iter().any(|o| self.is_too_wide(o, dtype)),
             "the bias is wider than the scores",
         );
+        // In a row that sees no key, how low a number is decides.
+        let has_empty_rows = !mask.operands.is_empty() || !mask.band_shows_all;
+        obstacle.note(before.scales_lows && has_empty_rows, SCALED_MASK);
         obstacle.0 = obstacle.0.or(mask.obstacle);
         let product = graph.node(after.product).outs[0];
         let guarded = before.alive.map(|alive| self.zeroed_rows(product, alive));
@@ -252,6 +259,7 @@ impl<'g> Matcher<'g> {
             alive: None,
             masked: None,
             sink: None,
+            scales_lows: false,
             obstacle: Obstacle::default(),
         };
         let mut capped = false;
@@ -259,7 +267,7 @@ impl<'g> Matcher<'g> {
         for _ in 0..MAX_STEPS {
             let obstacle = &mut found.obstacle;
             obstacle.note(!self.is_inner(v), "the scores are read elsewhere, too");
-            let is_plain = found.steps.is_empty() && !capped;
+            let is_plain = found.steps.is_empty() && !capped && found.sink.is_none();
             if is_plain && let Some(x) = self.unshifted(v) {
                 v = x;
             }
@@ -272,7 +280,6 @@ impl<'g> Matcher<'g> {
             let dims = &graph.ty(node.outs[0]).dims;
             if is_plain
                 && found.factor == 1.0
-                && found.sink.is_none()
                 && let Some((scores, sink)) = self.joined(node)
             {
                 (v, found.sink) = (scores, Some(sink));
@@ -310,8 +317,12 @@ impl<'g> Matcher<'g> {
                     found.alive = Some(alive);
                     step = Step::Bias(inner);
                 }
-                let is_scaled = found.factor != 1.0 && !self.is_scale_free(&step, found.factor);
-                obstacle.note(is_scaled, "the mask is scaled with the scores");
+                let factor = found.factor;
+                if factor != 1.0 && !self.is_scale_free(&step, factor, f64::NEG_INFINITY) {
+                    found.scales_lows = true;
+                    let hides = self.is_scale_free(&step, factor, mask::HIDDEN);
+                    obstacle.note(!hides, SCALED_MASK);
+                }
                 found.steps.push(step);
                 v = next;
             } else {
@@ -347,9 +358,9 @@ impl<'g> Matcher<'g> {
         Some((scores, step))
     }
 
-    /// Returns true if a positive factor does not change what a mask hides: it is 0 or hides a key everywhere, before and after.
-    fn is_scale_free(&mut self, step: &Step, factor: f64) -> bool {
-        let is_low = |x: f64| x.max(x * factor) <= mask::HIDDEN;
+    /// Returns true if a mask is 0 or at most `low` everywhere, before and after it is multiplied by a positive factor.
+    fn is_scale_free(&mut self, step: &Step, factor: f64, low: f64) -> bool {
+        let is_low = |x: f64| x.max(x * factor) <= low;
         let is_free = match step {
             Step::Fill { fill, .. } => is_low(*fill),
             Step::Bias(v) => {

@@ -11,8 +11,9 @@ pub mod summary;
 
 use super::residual_stream::Flow;
 use crate::ir::op::OpClass;
-use crate::ir::{Dim, Graph, NodeId, SecondaryMap, ValueId};
+use crate::ir::{Graph, NodeId, SecondaryMap, ValueId};
 use crate::ops::concat::CONCAT;
+use sinks::is_column;
 
 /// One attention. All three nodes of a fused attention are the op itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +74,10 @@ pub fn attentions(
     (list, roles)
 }
 
-/// Returns true for ops that keep the index of each element, or only move elements. Among them is the one that joins scores
-/// with a sink.
+/// Returns true for ops that keep the index of each element, or only move elements.
 fn passes_through(graph: &Graph, id: NodeId) -> bool {
     let op = graph.node(id).op;
-    op.is_layout() || op == &CONCAT || matches!(op.class, OpClass::Elementwise | OpClass::Cast)
+    op.is_layout() || matches!(op.class, OpClass::Elementwise | OpClass::Cast)
 }
 
 fn product_before(graph: &Graph, flow: &Flow, softmax: NodeId) -> Option<NodeId> {
@@ -90,12 +90,13 @@ fn product_before(graph: &Graph, flow: &Flow, softmax: NodeId) -> Option<NodeId>
             return product;
         }
         let mut operands = graph.node(at).operands();
-        let joins = graph.node(at).op == &CONCAT;
-        let is_sink = |v: ValueId| joins && graph.ty(v).dims.last().is_some_and(Dim::is_one);
         let is_activation = |v: ValueId| flow.active[v] && !flow.is_parameter[v];
-        let leads = |v: &ValueId| is_activation(*v) && !is_sink(*v);
+        let joins = graph.node(at).op == &CONCAT;
+        let leads = |v: &ValueId| is_activation(*v) && !(joins && is_column(graph, *v));
         at = operands.find_map(|v| graph.def_node(v).filter(|_| leads(&v)))?;
-        if flow.position[at].is_none() || !passes_through(graph, at) {
+        let joins_sink =
+            graph.node(at).op == &CONCAT && graph.node(at).operands().any(|v| is_column(graph, v));
+        if flow.position[at].is_none() || !(joins_sink || passes_through(graph, at)) {
             return None;
         }
     }

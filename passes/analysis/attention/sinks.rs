@@ -1,11 +1,13 @@
-//! Attention sinks: a score of its own for each query, that takes part in the softmax and weighs no value.
+//! Attention sinks: one more score for each query, which enters the softmax but has no value vector.
 //!
 //! `Concat(scores, sink) → x − max(x) → Softmax → Slice → MatMul(p, v)`, as in GPT-OSS (Xiao et al. 2023, arXiv 2309.17453).
 
 use super::decomposed::Obstacle;
+use super::mask_saturation::may_hide;
 use crate::analysis::matcher::Matcher;
 use crate::analysis::symbolic_elements::index_variable;
-use crate::ir::{Dim, Node, NodeId, ValueId};
+use crate::ir::{DType, Dim, Graph, Node, NodeId, Ty, ValueId};
+use crate::ops::rule::compute_type;
 use crate::ops::{arith, concat, slice};
 
 /// The column that is joined to the scores.
@@ -28,8 +30,8 @@ impl Matcher<'_> {
         if graph.ty(v).dims != *wide || one.len() != wide.len() || !one.last()?.is_one() {
             return None;
         }
-        let makers: Vec<NodeId> = self.uses(x).iter().map(|u| u.node).collect();
-        let makers: Vec<NodeId> = makers.into_iter().filter(|n| *n != id).collect();
+        let readers = self.uses(x).into_iter().map(|u| u.node);
+        let makers: Vec<NodeId> = readers.filter(|reader| *reader != id).collect();
         let is_made = |v: ValueId| graph.def_node(v).is_some_and(|n| makers.contains(&n));
         let is_maker = |n: NodeId| {
             let node = graph.node(n);
@@ -51,7 +53,7 @@ impl Matcher<'_> {
         let dims = |v: ValueId| &self.graph.ty(v).dims;
         let rank = dims(a).len() as i64;
         let axis = (node.op == &concat::CONCAT).then(|| node.attrs.int("axis"))?;
-        let is_column = |v: ValueId| dims(v).last().is_some_and(Dim::is_one);
+        let is_column = |v: ValueId| is_column(self.graph, v);
         if axis != -1 && axis != rank - 1 {
             return None;
         }
@@ -84,12 +86,22 @@ impl Matcher<'_> {
         found == Some((x, wanted))
     }
 
-    /// Notes what is wrong with a sink for scores of these sizes.
-    pub(super) fn check_sink(&self, sink: Option<Sink>, scores: &[Dim], obstacle: &mut Obstacle) {
+    /// Notes what is wrong with a sink for scores of this type.
+    pub(super) fn check_sink(&mut self, sink: Option<Sink>, scores: &Ty, obstacle: &mut Obstacle) {
         let Some(sink) = sink else { return };
-        let dims = &self.graph.ty(sink.value).dims;
-        let last = scores.len() - 1;
-        let is_row = dims.len() == scores.len() && dims[..last] == scores[..last];
+        let ty = self.graph.ty(sink.value);
+        let last = scores.rank() - 1;
+        let is_row = ty.rank() == scores.rank() && ty.dims[..last] == scores.dims[..last];
         obstacle.note(!is_row, "the sink has another shape than the scores");
+        let bytes = |dtype: DType| compute_type(dtype).size_bytes();
+        let is_wide = bytes(ty.dtype) > bytes(scores.dtype);
+        obstacle.note(is_wide, "the sink is wider than the scores");
+        let is_low = may_hide(self.graph, self.flow, &mut self.elements, sink.value);
+        obstacle.note(is_low, "the sink may be as low as what hides a key");
     }
+}
+
+/// Returns true if a value has one element for each row.
+pub(super) fn is_column(graph: &Graph, v: ValueId) -> bool {
+    graph.ty(v).dims.last().is_some_and(Dim::is_one)
 }

@@ -14,7 +14,7 @@
 //! - There is no mask, or a causal one with equally many queries and keys. So every query sees a key, and the alignment of the
 //!   causal mask does not matter (flash aligns it to the last key, efficient to the first).
 //! - The log-sum-exp is a natural logarithm in float32.
-//! - There are no segments.
+//! - There are no segments, and the log-sum-exp has no cotangent.
 //! - There is no bias. The backwards compute probabilities from the saved log-sum-exp. A bias of the lowest number, the usual
 //!   mask for padding, leaves no digit of the scores in it, and a query whose keys are all hidden gives NaN.
 //! - The scale is positive, because flash searches the largest score before it scales.

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// The slot of the segments among the operands of `Attention`.
 pub const SEGMENTS: usize = 4;
-/// The slot of the segments among the operands of `AttentionGrad`: the last, so that older files keep their meaning.
+/// The slot of the segments among the operands of `AttentionGrad`, behind those of older files.
 pub const GRAD_SEGMENTS: usize = 7;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.

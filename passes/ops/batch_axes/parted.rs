@@ -70,7 +70,9 @@ pub fn parted(cx: &PartCx, id: NodeId, slot: usize, part: &Part) -> Result<Parte
         outs: vec![part.clone(); node.outs.len()],
         sizes: None,
     };
-    if node.outs.iter().any(|v| rank(*v) != out_rank) {
+    // The heads have the same place in the result of an attention and in its log-sum-exp.
+    let is_alike = |v: ValueId| rank(v) == out_rank || node.op == &ATTENTION;
+    if !node.outs.iter().all(|v| is_alike(*v)) {
         return Err(NO_RULE);
     }
     let first = node.operand(0).ok_or(NO_RULE)?;

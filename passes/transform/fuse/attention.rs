@@ -96,7 +96,12 @@ impl Pattern for Fusible {
             .with("window_right", right.filter(|r| *r > 0).unwrap_or(-1))
             .with("empty_rows", if zeros { "zeros" } else { "nan" });
         let wants_lse = uniform || has_sink;
-        let results = b.emit_n(&attention::ATTENTION, ins, attrs, 1 + usize::from(wants_lse))?;
+        let results = b.emit_n(
+            &attention::ATTENTION,
+            ins,
+            attrs,
+            1 + usize::from(wants_lse),
+        )?;
         let y = match (&results[..], found.sink) {
             ([y, lse], Some(sink)) => beside_sink(b, *y, *lse, sink)?,
             ([y, lse], None) => mean_in_empty_rows(b, *y, *lse, v)?,
@@ -111,7 +116,7 @@ impl Pattern for Fusible {
     }
 }
 
-/// Returns an attention's result if a sink takes part in the softmax. Its weight is σ(sink − lse), that of the keys the rest.
+/// Returns an attention's result beside a sink: the keys share the weight σ(lse − sink).
 fn beside_sink(b: &mut Builder, y: ValueId, lse: ValueId, sink: ValueId) -> Result<ValueId> {
     let (narrow, wide) = (b.ty(y).dtype, b.ty(lse).dtype);
     let last = b.ints(&[-1]);

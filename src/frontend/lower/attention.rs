@@ -26,7 +26,7 @@ pub(super) struct Heads {
     pub(super) softcap: f64,
     /// Added to the scores, whose shape it broadcasts to.
     pub(super) bias: Option<ValueId>,
-    /// [heads]: a further score of each query, which weighs no value.
+    /// [heads]: one more score for each query, without a value vector.
     pub(super) sink: Option<ValueId>,
     /// The element type of the softmax.
     pub(super) precision: DType,

@@ -110,9 +110,10 @@ pub fn grouped_query(call: &mut Call) -> Lowered {
     ]))
 }
 
-/// Returns the scores that take part in the softmax without a value, [heads]: zeros for `smooth_softmax`.
+/// Returns the scores that enter the softmax without a value vector, [heads]: zeros for `smooth_softmax`.
 fn sink_of(call: &mut Call, heads: i64, dtype: DType) -> Result<Option<ValueId>> {
-    let is_smooth = call.attr_flag("smooth_softmax")?;
+    // The default is -1.
+    let is_smooth = call.attr_int("smooth_softmax", -1)? == 1;
     if let Some(sink) = call.opt(11) {
         call.want_rank(sink, &[1], "head_sink")?;
         return Ok(Some(sink));

@@ -61,9 +61,9 @@ struct CkTile {
   int32_t empty_is_nan;
 };
 
-// The contribution of a tile to the gradients; null for gradients that are not wanted. `dy` is [h, r, e]. `dq` [h, r, d] is
-// written; `dk` and `dv` (float32, shaped as k and v) are added to. Buffers of float32: `dy_copy` like `q_copy`, `slopes`
-// [h, r, n] for dq and dk, `capped` [h, r, n] for capped scores.
+// The contribution of a tile to the gradients; null for gradients that are not wanted. `dy` is [h, r, e], `dlse` float32
+// [h, r, 1] or null. `dq` [h, r, d] is written; `dk` and `dv` (float32, shaped as k and v) are added to. Buffers of float32:
+// `dy_copy` like `q_copy`, `slopes` [h, r, n] for dq and dk, `capped` [h, r, n] for capped scores.
 struct CkTileGradients {
   const void *dy, *dlse, *dy_copy, *slopes, *capped;
   const void *dq, *dk, *dv;

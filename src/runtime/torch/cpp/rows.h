@@ -48,7 +48,8 @@ Softmax exponentials(float* scores, int64_t first, int64_t end, int64_t n);
 
 void divide(float* x, int64_t n, float divisor);
 
-// slopes = p·(slopes − Σ p·slopes), times 1 − tanh² for capped scores. `capped` is null for others.
+// slopes = p·(slopes − Σ p·slopes + of_lse), times 1 − tanh² for capped scores. `capped` is null for others. `of_lse` is the
+// cotangent of the row's log-sum-exp.
 void slopes_of_scores(float* slopes, const float* p, const float* capped, float of_lse, int64_t n);
 
 }  // namespace ckpt
