@@ -3,6 +3,7 @@ use crate::support::torch;
 
 use ckpt_opt::runtime::{convert, executor::Program};
 use ckpt_opt::tensors::{Tensors, feed::Feed, random};
+use ckpt_passes::analysis::sdpa::{SdpaBackend, SdpaBackends};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::{Dim, Graph};
@@ -104,13 +105,31 @@ fn dims() -> Vec<(String, i64)> {
     vec![("batch".into(), 2), ("seq".into(), 29)]
 }
 
-fn run(graph: &Graph) -> (BTreeMap<String, Tensor>, u64) {
+type Outputs = BTreeMap<String, Tensor>;
+
+fn run(graph: &Graph) -> (Outputs, u64) {
+    let program = Program::new(graph).unwrap();
+    let done = program.run(&inputs(graph)).unwrap();
+    (done.outputs.into_iter().collect(), done.peak_bytes)
+}
+
+fn inputs(graph: &Graph) -> Outputs {
     let mut feed = Feed::new(graph, Tensors::new()).unwrap();
     random::fill(graph, &mut feed, &dims(), 7).unwrap();
     let inputs = feed.inputs.iter();
-    let inputs = inputs.map(|(n, x)| (n.clone(), convert::tensor(n, x).unwrap()));
-    let done = Program::new(graph).unwrap().run(&inputs.collect()).unwrap();
-    (done.outputs.into_iter().collect(), done.peak_bytes)
+    inputs
+        .map(|(n, x)| (n.clone(), convert::tensor(n, x).unwrap()))
+        .collect()
+}
+
+fn same_within_rounding(found: &Outputs, expected: &Outputs) {
+    assert!(found.keys().eq(expected.keys()));
+    for (name, a) in expected {
+        let (a, b) = (a.to_kind(Kind::Double), found[name].to_kind(Kind::Double));
+        let most = a.abs().max().double_value(&[]).max(1e-6);
+        let gap = (&a - &b).abs().max().double_value(&[]);
+        assert!(gap <= 1e-5 * most, "{name} is off by {gap} of {most}");
+    }
 }
 
 #[test]
@@ -129,19 +148,7 @@ fn sinks_leave_no_scores_and_change_no_gradient() {
         let mut results = nodes().flat_map(|n| &n.outs);
         assert!(!results.any(|v| graph.ty(*v).dtype.is_float() && has_scores(&graph.ty(*v).dims)));
         let (unplanned, peak) = run(&graph);
-        assert!(exported.keys().eq(unplanned.keys()));
-        for (name, a) in &exported {
-            let (a, b) = (
-                a.to_kind(Kind::Double),
-                unplanned[name].to_kind(Kind::Double),
-            );
-            let most = a.abs().max().double_value(&[]).max(1e-6);
-            let gap = (&a - &b).abs().max().double_value(&[]);
-            assert!(
-                gap <= 1e-5 * most,
-                "{chunks}: {name} is off by {gap} of {most}"
-            );
-        }
+        same_within_rounding(&unplanned, &exported);
         let budget = PlanRequest {
             effort: Effort::First,
             ..Budget::Percent(90.0).into()
@@ -154,4 +161,22 @@ fn sinks_leave_no_scores_and_change_no_gradient() {
             assert!(torch::same_bits(x, &unplanned[name]), "{chunks}: {name}");
         }
     }
+}
+
+/// No kernel of PyTorch takes the cotangent of the log-sum-exp.
+#[test]
+fn a_gradient_beside_a_sink_runs_in_tiles() {
+    let _turn = torch::alone();
+    let (graph, _) = compiled(true, 1, Policy::NONE.into());
+    let inputs = inputs(&graph);
+    let mut program = Program::new(&graph).unwrap();
+    program.attend_with(SdpaBackends {
+        list: vec![SdpaBackend::Cpu],
+        ..SdpaBackends::default()
+    });
+    let taken = program.specialization(&inputs).unwrap().taken();
+    // The first layer has a window.
+    assert_eq!((taken.flash, taken.tiles), (1, 3));
+    let found = program.run(&inputs).unwrap().outputs.into_iter().collect();
+    same_within_rounding(&found, &run(&graph).0);
 }
