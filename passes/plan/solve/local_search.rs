@@ -88,6 +88,13 @@ const NARROW_SHARE: u64 = 16;
 const PATIENCE: u64 = 4;
 const LEAST_PATIENCE: u64 = 4;
 
+/// A descent starts at this share above the cap, and takes so many steps ([`Search::descend`]).
+const DESCENT: f64 = 0.1;
+const DESCENT_STEPS: i64 = 8;
+
+/// Distances of the repairs in each of its steps; see [`super::cut::Bend`].
+const DESCENT_DISTANCES: [f64; 3] = [0.0, 0.3, 1.0];
+
 /// Work of an exact search before it gives up.
 pub const EXACT_UNITS: u64 = 20_000_000;
 
@@ -139,6 +146,36 @@ impl<'a> Search<'a> {
         }
         self.work.limit = limit;
         best.map(|b| b.1)
+    }
+
+    /// Returns a schedule that is found by way of larger caps: what a search finds at one is repaired for the next smaller one.
+    /// Near the smallest peak, repairs of the given order end where nothing fits, and the schedule with that peak is dear.
+    pub fn descend(&mut self) -> Option<Vec<u32>> {
+        let (dag, limit) = (self.dag, self.work.limit);
+        let style = |distance: f64| Style {
+            fit_repeats: true,
+            rounds: 300,
+            ..Style::plain(distance)
+        };
+        let mut now: Option<Vec<u32>> = None;
+        for step in (0..=DESCENT_STEPS).rev() {
+            let share = DESCENT * step as f64 / DESCENT_STEPS as f64;
+            let cap = self.cap + (self.cap as f64 * share) as i64;
+            let known = Foresight::default();
+            let repaired = now.iter().flat_map(|plan| {
+                DESCENT_DISTANCES.map(|distance| {
+                    let how = (style(distance), &known);
+                    let mut work = Work::new(limit);
+                    repair(dag, plan, cap, how, i64::MAX, &mut self.random, &mut work)
+                })
+            });
+            let seeds: Vec<Vec<u32>> = repaired.flatten().collect();
+            let mut work = Work::new(limit);
+            let mut search = Search::new(dag, cap, &mut work);
+            search.once = true;
+            now = search.approximate(&seeds).or(now);
+        }
+        now.filter(|plan| self.fits(plan))
     }
 
     /// Returns any schedule that fits.

@@ -95,11 +95,13 @@ impl<'a> Question<'a> {
                 failures += 1;
                 let min_peak = self.min_peak()?;
                 if failures == 1 && min_peak.reached_bytes <= budget_bytes {
-                    // The search for the smallest peak came further: its plan is where this one starts, with all of the work again.
+                    // The search for the smallest peak came further: this one starts again from its plan or from larger caps,
+                    // with all of the work again.
                     seeds.push(dag.from_problem(&min_peak.schedule));
                     inner = cap;
                     self.work += work.done;
                     work = self.query.effort.work(dag.ops());
+                    seeds.extend(Search::new(dag, cap, &mut work).descend());
                     continue;
                 }
                 break;
