@@ -19,7 +19,7 @@ mod body;
 pub mod plan;
 
 pub use body::repeated;
-pub use plan::{AttentionPlan, Band, GRAD_SEGMENTS, SEGMENTS, Span, empty_is_nan, groups};
+pub use plan::{AttentionPlan, Band, DLSE, GRAD_SEGMENTS, SEGMENTS, Span, empty_is_nan, groups};
 
 use super::rule::*;
 use ckpt_ir::error::Result;
@@ -60,9 +60,6 @@ pub const SHARED: [&str; 6] = [
 pub const Y: usize = 5;
 /// The slot of the saved log-sum-exp among the operands of [`ATTENTION_GRAD`].
 pub const LSE: usize = 6;
-/// The slot of the log-sum-exp's cotangent among the operands of [`ATTENTION_GRAD`]: the last, so that older files keep their
-/// meaning.
-pub const DLSE: usize = 8;
 
 /// `q` [L…, Hq, Sq, D], `k` [L…, H, Sk, D], `v` [L…, H, Sk, Dv], `bias` (floating point or bool) broadcast to
 /// [L…, Hq, Sq, Sk]. `segments` [L…, Sk] are int64; their axes before the last broadcast, and there are at least as many keys as

@@ -454,6 +454,17 @@ def halved(rows: list[Row]) -> str:
     )
 
 
+def proven(rows: list[Row]) -> str:
+    """Returns how many plans are proven to be within a point of the best, at the peaks of peers and near the smallest."""
+    planned = [row for row in rows if "ours_peak" in row]
+    close = [row for row in planned if row["ours_flops_pct"] - row["ours_bound_pct"] <= 1]
+    of_peers = [sum(row["peer"] != OURS for row in some) for some in (close, planned)]
+    return (
+        f"{len(close)} of {len(planned)} plans are within a point of their bound: {of_peers[0]} of {of_peers[1]} at the peaks of "
+        f"peers, and {len(close) - of_peers[0]} of {len(planned) - of_peers[1]} near the smallest peak."
+    )
+
+
 SIDE, EDGE = 420, 50
 COLORS = {"dp": "#0072b2", "greedy": "#d55e00", "ilp": "#009e73", "": "#555555"}
 
@@ -539,7 +550,7 @@ def main() -> int:
             append(given.results, [{"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"}])
         print(f"{name}: {sum(row['model'] == name for row in read(given.results))} rows", file=sys.stderr, flush=True)
     rows = [row for row in read(given.results) if row["model"] in given.model]
-    lines = [*table(rows), "", halved(rows), "", *own_table(rows)]
+    lines = [*table(rows), "", halved(rows), "", *own_table(rows), "", proven(rows)]
     print("\n".join(lines))
     if given.picture:
         given.picture.write_text(picture(rows))

@@ -57,7 +57,7 @@ impl Obstacle {
         self.0.is_none()
     }
 
-    pub(super) fn note(&mut self, applies: bool, why: &'static str) {
+    fn note(&mut self, applies: bool, why: &'static str) {
         if applies {
             self.0.get_or_insert(why);
         }
@@ -171,7 +171,10 @@ impl<'g> Matcher<'g> {
         let product = graph.node(before.product).outs[0];
         let scores = before.masked.unwrap_or(product);
         let dims = graph.ty(scores).dims.clone();
-        self.check_sink(before.sink, graph.ty(scores), &mut obstacle);
+        if let Some(sink) = before.sink {
+            let reason = self.sink_obstacle(sink, graph.ty(scores));
+            obstacle.0 = obstacle.0.or(reason);
+        }
         let mask = mask::mask(graph, flow, &mut self.elements, &before.steps, &dims);
         obstacle.note(
             mask.operands.iter().any(|o| self.is_too_wide(o, dtype)),

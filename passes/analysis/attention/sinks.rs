@@ -2,7 +2,6 @@
 //!
 //! `Concat(scores, sink) → x − max(x) → Softmax → Slice → MatMul(p, v)`, as in GPT-OSS (Xiao et al. 2023, arXiv 2309.17453).
 
-use super::decomposed::Obstacle;
 use super::mask_saturation::may_hide;
 use crate::analysis::matcher::Matcher;
 use crate::analysis::symbolic_elements::index_variable;
@@ -86,18 +85,19 @@ impl Matcher<'_> {
         found == Some((x, wanted))
     }
 
-    /// Notes what is wrong with a sink for scores of this type.
-    pub(super) fn check_sink(&mut self, sink: Option<Sink>, scores: &Ty, obstacle: &mut Obstacle) {
-        let Some(sink) = sink else { return };
+    /// Returns what is wrong with a sink for scores of this type.
+    pub(super) fn sink_obstacle(&mut self, sink: Sink, scores: &Ty) -> Option<&'static str> {
         let ty = self.graph.ty(sink.value);
         let last = scores.rank() - 1;
-        let is_row = ty.rank() == scores.rank() && ty.dims[..last] == scores.dims[..last];
-        obstacle.note(!is_row, "the sink has another shape than the scores");
         let bytes = |dtype: DType| compute_type(dtype).size_bytes();
-        let is_wide = bytes(ty.dtype) > bytes(scores.dtype);
-        obstacle.note(is_wide, "the sink is wider than the scores");
-        let is_low = may_hide(self.graph, self.flow, &mut self.elements, sink.value);
-        obstacle.note(is_low, "the sink may be as low as what hides a key");
+        if ty.rank() != scores.rank() || ty.dims[..last] != scores.dims[..last] {
+            return Some("the sink has another shape than the scores");
+        }
+        if bytes(ty.dtype) > bytes(scores.dtype) {
+            return Some("the sink is wider than the scores");
+        }
+        may_hide(self.graph, self.flow, &mut self.elements, sink.value)
+            .then_some("the sink may be as low as what hides a key")
     }
 }
 

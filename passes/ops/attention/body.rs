@@ -2,8 +2,7 @@
 //!
 //! For any ONNX runtime, which makes no promise on memory. Computed in the type that the kernel computes in.
 
-use super::DLSE;
-use super::plan::{GRAD_SEGMENTS, SEGMENTS, empty_is_nan, groups};
+use super::plan::{DLSE, GRAD_SEGMENTS, SEGMENTS, empty_is_nan, groups};
 use crate::names::*;
 use crate::reduce::{reduce_axes, sum_kept};
 use crate::rule::*;

@@ -13,6 +13,8 @@ use std::ops::Range;
 pub const SEGMENTS: usize = 4;
 /// The slot of the segments among the operands of `AttentionGrad`, behind those of older files.
 pub const GRAD_SEGMENTS: usize = 7;
+/// The slot of the log-sum-exp's cotangent among the operands of `AttentionGrad`, behind those of older files.
+pub const DLSE: usize = 8;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.
 const ROWS: i64 = 64;

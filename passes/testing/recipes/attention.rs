@@ -59,7 +59,7 @@ pub const CALLS: &[Recipe] = recipes! {
     AttentionGrad 3 (DY, Q, K, V, Not, Not, Not, SEGMENTS) with [("wants", L(&[0, 1, 2])), CAUSAL];
     AttentionGrad 4 (DY, Q, K, V, Real(&[2, 1, 3, 4]), Not, Not, SEGMENTS) with [ALL_FOUR, HALF];
     AttentionGrad 4 (DY, Q, K, V, Real(&[3, 1])) with [ALL_FOUR, CAUSAL];
-    AttentionGrad 3 (DY, Q, K, V, Not, Not, Not, Not, Real(&[2, 2, 3])) with [("wants", L(&[0, 1, 2])), CAUSAL];
+    AttentionGrad 3 (DY, Q, K, V, Not, Not, Not, Not, Scales(&[2, 2, 3])) with [("wants", L(&[0, 1, 2])), CAUSAL];
     AttentionGrad 1 (DY, Q, K, V, Real(&[1])) with [("wants", L(&[3]))];
     // A saved result, which changes nothing.
     AttentionGrad 4 (DY, Q, K, V, Real(&[3, 4]), DY) with [ALL_FOUR, HALF];

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -11,12 +12,14 @@ from torch import fx
 from torch._functorch import config
 from torch._functorch import partitioners as aot
 
+from ckpt_opt.planner import PlanWarning
+
 STEP = 0.95
 """Each target is so many times the one before it, both above what is static."""
 
 
 class Saved(Exception):
-    """What PyTorch's partitioner saves; it goes no further."""
+    """Ends PyTorch's partitioner once it has chosen the nodes to save."""
 
     def __init__(self, nodes: list[fx.Node]) -> None:
         super().__init__()
@@ -24,11 +27,10 @@ class Saved(Exception):
 
 
 def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
-    """Returns the names of nodes of a joint graph whose results the forward pass does not save, though the backward pass reads them.
+    """Returns the names of the nodes that PyTorch's partitioner recomputes without a budget, those of the backward pass included.
 
-    Kernels of the backward pass recompute them from what they read anyway. To keep them costs time: they are
-    written and read. This is what PyTorch's partitioner recomputes without a budget. Nodes of the backward pass are among
-    them. Returns no names where the partitioner fails.
+    Kernels of the backward pass recompute these results from what they read anyway. To keep them costs time, because they are
+    then written and read. If the partitioner cannot be asked, a warning says so, and no names are returned.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -43,12 +45,12 @@ def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
         # Where a user only prefers to recompute, the plan decides.
         if mark is aot.CheckpointPolicy.MUST_RECOMPUTE:
             asked_for.add(node.name)
-    choose = aot.choose_saved_values_set
-
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        raise Saved(choose(*args, **kwargs))
-
     try:
+        choose = aot.choose_saved_values_set
+
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            raise Saved(choose(*args, **kwargs))
+
         # Nodes that compute the same are one already.
         with (
             config.patch(activation_memory_budget=1.0, cse=False),
@@ -60,7 +62,13 @@ def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
         return set()
     except Saved as saved:
         found = set(saved.nodes)
-    except Exception:
+    except Exception as error:
+        warnings.warn(
+            f"PyTorch's partitioner does not tell what compiled code recomputes for free ({type(error).__name__}: {error}): "
+            "the plan saves more than it needs, and steps may take longer",
+            PlanWarning,
+            stacklevel=3,
+        )
         return set()
     stack = [node for node in results[forward_outputs:] if isinstance(node, fx.Node)]
     recomputed = set()

@@ -190,7 +190,15 @@ fn backward_tile(
     let dlse = dlse.map(|x| work.of_tile(x, tile));
     if work.is_fused {
         let cotangents = (&dy, dlse.as_ref());
-        return fused::backward(work, x, tile, cotangents, dq.as_ref(), dk.as_ref(), dv.as_ref());
+        return fused::backward(
+            work,
+            x,
+            tile,
+            cotangents,
+            dq.as_ref(),
+            dk.as_ref(),
+            dv.as_ref(),
+        );
     }
     let p = work.weights(x, tile)?;
     work.divide(&p, tile)?;
