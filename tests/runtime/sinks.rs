@@ -220,7 +220,7 @@ fn padding_leaves_queries_to_the_sink() {
     }
 }
 
-/// Numbers of 8 bits, whose rounding the softmax and the products of both forms see in different places.
+/// The exported and the fused form round bfloat16 numbers in different places.
 #[test]
 fn sinks_beside_16_bit_operands() {
     let _turn = torch::alone();

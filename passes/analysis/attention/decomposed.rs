@@ -81,7 +81,7 @@ pub struct Decomposed {
     pub mask: Mask,
     /// The result for queries that see no key.
     pub empty_rows: EmptyRows,
-    /// A further score of each query, [.., heads, queries, 1], without a value.
+    /// The attention sink: one more score for each query, [.., heads, queries, 1], without a value vector.
     pub sink: Option<ValueId>,
     /// The value that one op would compute: [.., heads, queries, value size].
     pub output: ValueId,
@@ -180,7 +180,7 @@ impl<'g> Matcher<'g> {
             mask.operands.iter().any(|o| self.is_too_wide(o, dtype)),
             "the bias is wider than the scores",
         );
-        // In a row that sees no key, how low a number is decides.
+        // In a row that sees no key, the weights depend on the low numbers themselves.
         let has_empty_rows = !mask.operands.is_empty() || !mask.band_shows_all;
         obstacle.note(before.scales_lows && has_empty_rows, SCALED_MASK);
         obstacle.0 = obstacle.0.or(mask.obstacle);

@@ -91,11 +91,10 @@ fn product_before(graph: &Graph, flow: &Flow, softmax: NodeId) -> Option<NodeId>
         }
         let mut operands = graph.node(at).operands();
         let is_activation = |v: ValueId| flow.active[v] && !flow.is_parameter[v];
-        let joins = graph.node(at).op == &CONCAT;
-        let leads = |v: &ValueId| is_activation(*v) && !(joins && is_column(graph, *v));
-        at = operands.find_map(|v| graph.def_node(v).filter(|_| leads(&v)))?;
-        let joins_sink =
-            graph.node(at).op == &CONCAT && graph.node(at).operands().any(|v| is_column(graph, v));
+        let is_sink = |at: NodeId, v| graph.node(at).op == &CONCAT && is_column(graph, v);
+        let leads = |v: ValueId| is_activation(v) && !is_sink(at, v);
+        at = operands.find_map(|v| graph.def_node(v).filter(|_| leads(v)))?;
+        let joins_sink = graph.node(at).operands().any(|v| is_sink(at, v));
         if flow.position[at].is_none() || !(joins_sink || passes_through(graph, at)) {
             return None;
         }

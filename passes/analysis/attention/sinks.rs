@@ -19,8 +19,8 @@ pub struct Sink {
 }
 
 impl Matcher<'_> {
-    /// Returns `x` of `x − m`, where `m` is computed from `x` alone and has one element for each row, as the largest one. A
-    /// softmax does not change with `m`.
+    /// Returns `x` if a value is `x − m`, where `m` has one element for each row and is computed from `x` alone, such as the
+    /// largest. Such a shift does not change a softmax.
     pub(super) fn unshifted(&self, v: ValueId) -> Option<ValueId> {
         let graph = self.graph;
         let (id, node) = self.producer(v).filter(|(_, n)| n.op == &arith::SUB)?;

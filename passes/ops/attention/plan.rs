@@ -11,9 +11,9 @@ use std::ops::Range;
 
 /// The slot of the segments among the operands of `Attention`.
 pub const SEGMENTS: usize = 4;
-/// The slot of the segments among the operands of `AttentionGrad`, behind those of older files.
+/// The slot of the segments among the operands of `AttentionGrad`. New slots come last, so older files keep their meaning.
 pub const GRAD_SEGMENTS: usize = 7;
-/// The slot of the log-sum-exp's cotangent among the operands of `AttentionGrad`, behind those of older files.
+/// The slot of the log-sum-exp's cotangent among the operands of `AttentionGrad`.
 pub const DLSE: usize = 8;
 
 /// Queries done at once. Fewer waste less on keys that causal queries do not see; more make larger products.
