@@ -20,9 +20,9 @@ pub const DLSE: usize = 8;
 const ROWS: i64 = 64;
 /// The fewest queries done at once to stay below [`TILE_ELEMENTS`].
 const LEAST_ROWS: i64 = 16;
-/// Scores (and copies of keys and values) that exist at once, unless one head and a few queries need more: 2 MiB of
-/// float32, about what the second-level cache holds.
-const TILE_ELEMENTS: i64 = 1 << 19;
+/// Scores (and copies of keys and values) that exist at once, unless one head and a few queries need more: 1 MiB of float32.
+/// The gradient holds two such blocks, about what the second-level cache does.
+const TILE_ELEMENTS: i64 = 1 << 18;
 /// Buffers start at multiples of this many elements.
 const ALIGNMENT_ELEMENTS: u64 = 16;
 
@@ -320,7 +320,10 @@ impl AttentionPlan {
         self.rows_at_once = rows.min(fitting);
         let copied = if copy_k { self.size } else { 0 } + if copy_v { self.value_size } else { 0 };
         let each = keys.saturating_mul(self.rows_at_once.saturating_add(copied));
-        self.heads_at_once = (TILE_ELEMENTS / each).clamp(1, self.heads);
+        let most = (TILE_ELEMENTS / each).clamp(1, self.heads) as u64;
+        // As many blocks as that gives, of one size.
+        let blocks = (self.heads as u64).div_ceil(most);
+        self.heads_at_once = (self.heads as u64).div_ceil(blocks) as i64;
     }
 
     /// Whether there is nothing to compute: the results, if they have elements, are zeros.
@@ -427,7 +430,7 @@ mod tests {
     #[test]
     fn workspace_does_not_grow_with_the_queries() {
         let of = |n: i64| plan([12, n, 64], [12, n, 64], DType::F32);
-        assert_eq!((of(512).rows_at_once, of(512).heads_at_once), (64, 12));
+        assert_eq!((of(512).rows_at_once, of(512).heads_at_once), (64, 6));
         for n in [1 << 12, 1 << 14, 1 << 17] {
             let keys_bytes = 12 * n as u64 * 64 * 4;
             assert!(of(n).workspace_bytes() < keys_bytes, "{:?}", of(n));
