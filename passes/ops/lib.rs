@@ -19,6 +19,7 @@ pub mod extreme;
 pub mod fill;
 pub mod float8;
 pub mod gated;
+pub mod grouped;
 pub mod index;
 pub mod linalg;
 pub mod logic;
@@ -72,6 +73,7 @@ const FAMILIES: &[&[&OpDef]] = &[
     fill::ROWS,
     float8::ROWS,
     gated::ROWS,
+    grouped::ROWS,
     index::ROWS,
     linalg::ROWS,
     logic::ROWS,

@@ -38,6 +38,7 @@ use ckpt_passes::ir::{Def, Graph, Id, Tensor as Constant, Ty, ValueId};
 use ckpt_passes::ops::collective::{
     DATA_PARALLEL, OwnPart, Part, is_sharded, own_parts, reads_contents,
 };
+use ckpt_passes::ops::grouped;
 use ckpt_passes::transform::optimizer::held_by_name;
 use ckpt_passes::{Error, Result};
 use std::cell::RefCell;
@@ -863,6 +864,12 @@ impl<'g> Program<'g> {
             if step.node.op.is_transfer() {
                 let reason = step.uncaptured(values)?;
                 return Some(format!("{name} moves results by way of the host: {reason}"));
+            }
+            if grouped::ROWS.contains(&step.node.op) {
+                let is_known = |slot| specialization.number(slot).is_some();
+                let ends = step.ins.get(grouped::ENDS).copied().flatten();
+                let reason = format!("{name} waits until the host has read where groups end");
+                return (!ends.is_some_and(is_known)).then_some(reason);
             }
             if step.node.op.effect != Effect::Seeded {
                 return None;

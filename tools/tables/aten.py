@@ -47,6 +47,7 @@ class Form:
 
 
 FORMS: list[Form] = []
+ENDS = torch.tensor([2, 2, 4], dtype=torch.int32)
 MHA = nn.MultiheadAttention(6, 2, batch_first=True)
 KINDS = ("pt2", "core", "ts")
 
@@ -318,6 +319,7 @@ form("einsum xor", lambda x: torch.einsum("bqhd,bkhd->bhqk", x.view(2, 5, 2, 3),
 form("chain_matmul", lambda x: torch.linalg.multi_dot([x[0], x[1].T, x[0]]), X)
 form("bilinear", lambda x, w: F.bilinear(x, x, w), X, (4, 6, 6))
 form("F.linear", lambda x, w: F.linear(x, w) + F.linear(x, w, w[:, 0]), X, (4, 6))
+form("grouped_mm", lambda x, w: torch._grouped_mm(x, w, offs=ENDS) + torch._grouped_mm(x, w.mT, offs=ENDS) + torch._grouped_mm(x.mT, x, offs=ENDS)[:, :4].sum(0), (4, 8), (3, 8, 8))
 form("matrix_power", lambda x: torch.linalg.matrix_power(x[:, :5, :5], 3), X)
 form("cross", lambda x: torch.cross(x[..., :3], x[..., 3:], dim=-1) + torch.linalg.cross(x[..., :3], x[..., 3:]), X)
 

@@ -212,6 +212,24 @@ pub fn gemm_plan(a: &Sized, b: &Sized, transpose_a: bool, transpose_b: bool) -> 
     MatmulPlan::of(a, b, vec![m, n], k)
 }
 
+/// How `GroupedMatMul` runs: rows of the left matrix by one of the right ones, `[groups, in, out]` as multiplied.
+pub fn grouped_plan(x: &Sized, b: &Sized, transpose_b: bool) -> MatmulPlan {
+    let left = plain(x, x.dims.clone());
+    let mut right = batched(b, &b.dims[..1]);
+    if transpose_b {
+        right.operand.dims.swap(1, 2);
+        right.operand.strides.swap(1, 2);
+    }
+    let (rows, k, n) = (x.dims[0], x.dims[1], right.operand.dims[2]);
+    MatmulPlan::of(left, right, vec![rows, n], k)
+}
+
+/// How `GroupedWeightGrad` runs: rows of the left matrix, transposed, by the same rows of the right one.
+pub fn grouped_weight_plan(a: &Sized, b: &Sized, groups: i64) -> MatmulPlan {
+    let (left, right) = (plain(a, a.dims.clone()), plain(b, b.dims.clone()));
+    MatmulPlan::of(left, right, vec![groups, a.dims[1], b.dims[1]], a.dims[0])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -421,9 +421,20 @@ fn what_cannot_be_captured_says_why() {
   %y = NonZero %x
 }
 ";
+    let grouped = "graph @g imported (%x: f32[4], %seed: i64[]) -> (%y) {
+  init %w : f32[2, 1, 1] = [1, 2]
+  init %axes : i64[1] = [1]
+  init %one : i64[1] = [1]
+  %rows = Unsqueeze %x, %axes
+  %next = Reshape %seed, %one
+  %ends = Concat %one, %next {axis=0}
+  %y = GroupedMatMul %rows, %w, %ends
+}
+";
     for (source, reason) in [
         (random, "draws by numbers that the step computes"),
         (sized_by_data, "depend on data"),
+        (grouped, "read where groups end"),
     ] {
         let mut graph = text::parse(source).unwrap_or_else(|e| panic!("{e}"));
         ckpt_passes::transform::infer::infer(&mut graph).unwrap();

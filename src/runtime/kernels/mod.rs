@@ -24,6 +24,7 @@ pub mod fill;
 pub mod float8;
 pub mod fused;
 pub mod gated;
+pub mod grouped;
 pub mod index;
 pub mod linalg;
 pub mod logic;
@@ -67,6 +68,7 @@ const FAMILIES: &[&[(&OpDef, Kernel)]] = &[
     float8::KERNELS,
     fused::KERNELS,
     gated::KERNELS,
+    grouped::KERNELS,
     index::KERNELS,
     linalg::KERNELS,
     logic::KERNELS,

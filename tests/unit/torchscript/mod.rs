@@ -89,6 +89,31 @@ return torch.add(y, _0)";
 }
 
 #[test]
+fn a_grouped_product_reads_a_transposed_weight_as_it_is_stored() {
+    let body = "\
+a = torch._grouped_mm(x, w, offs)
+return torch._grouped_mm(a, torch.transpose(w, 1, 2), offs)";
+    let saved = Saved::new("x: Tensor, w: Tensor, offs: Tensor -> Tensor", body);
+    let types = ["x:f32[rows,8]", "w:f32[3,8,4]", "offs:i32[3]"];
+    assert_eq!(outputs(&saved, &types), ["output_0: f32[rows, 8]"]);
+    let graph = model(&saved, &types).unwrap().graph;
+    let nodes = graph.order().iter().map(|id| graph.node(*id));
+    let products: Vec<_> = nodes.filter(|n| n.op.name == "GroupedMatMul").collect();
+    let w = graph.inputs()[1];
+    for (turned, product) in products.iter().enumerate() {
+        assert_eq!(product.operand(1), Some(w));
+        assert_eq!(product.attrs.int("transB"), turned as i64);
+    }
+    assert_eq!(products.len(), 2);
+    let gradient = "return torch._grouped_mm(torch.transpose(x, 0, 1), w, offs)";
+    let gradient = Saved::new("x: Tensor, w: Tensor, offs: Tensor -> Tensor", gradient);
+    let of = ["x:f32[rows,8]", "w:f32[rows,4]", "offs:i32[3]"];
+    assert_eq!(outputs(&gradient, &of), ["output_0: f32[3, 8, 4]"]);
+    let wrong = ["x:f32[rows,8]", "w:f32[3,8,4]", "offs:i32[2]"];
+    refused(&saved, &wrong, &["numbers of groups differ"]);
+}
+
+#[test]
 fn control_flow_that_the_file_decides_is_followed() {
     let body = "\
 y = x

@@ -2,15 +2,12 @@
 
 use super::super::value::{TensorId, Value};
 use super::arrange::{id, promoted};
-use super::reduce::over;
 use super::signature::{Call, Formula, Op};
 use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::same_dims;
-use ckpt_passes::ir::{Attrs, DType, Same, ValueId};
-use ckpt_passes::ops::reduce::REDUCE_SUM;
-use ckpt_passes::ops::scan::CUM_SUM;
-use ckpt_passes::ops::{EmitExt, conv, logic, matmul, shape};
+use ckpt_passes::ir::{Attrs, ValueId};
+use ckpt_passes::ops::{EmitExt, conv, grouped, matmul, shape};
 
 pub const FORMULAS: &[Formula] = &[
     "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?) => cdist(x1, x2, p)",
@@ -205,42 +202,31 @@ fn padded_by_name(c: &mut Call) -> Result<Value> {
 }
 
 /// Lowers products of rows by groups. The rows of `x` [rows, in] before `offs[0]` are multiplied by `weight[0]`, those
-/// before `offs[1]` by `weight[1]`, and so on; `weight` is [groups, in, out]. Only the data tells which group has which rows.
-/// So the node computes every group's product for all rows and selects: the work of a dense mixture, in known sizes.
+/// before `offs[1]` by `weight[1]`, and so on; `weight` is [groups, in, out]. A product of two matrices, [in, rows] and [rows, out], is one
+/// for each group, of its rows: the gradient of the weights.
 fn grouped(c: &mut Call, x: &str, weight: &str) -> Result<Value> {
     let (x, weight) = (c.value(x)?, c.value(weight)?);
     let Some(ends) = c.opt_value("offs")? else {
         return Err(c.unsupported("a grouped product without `offs`"));
     };
-    if c.rank(x) != 2 || c.rank(weight) != 3 || c.has("bias") {
+    if c.rank(x) != 2 || !(2..=3).contains(&c.rank(weight)) || c.has("bias") {
         return Err(c
             .unsupported("this grouped product")
-            .expected("a matrix, a matrix a group, and no bias")
+            .expected("a matrix, then a matrix or one for each group, and no bias")
             .help("export with experts_implementation=\"batched_mm\""));
     }
-    let groups = &c.low.b.ty(weight).dims[0];
-    if c.low.b.ty(ends).dims[0].same(groups) == Same::No {
-        return Err(c.fail(
-            "shape",
-            "`offs` has another number of groups than the weights",
-        ));
-    }
-    let places = c.numbers_to(&c.shape_of(x)[0])?;
-    let ends = c.low.b.cast(ends, DType::I64)?;
-    // before[g, r]: row r lies before the end of group g. The first such group has it.
-    let ends = c.low.unsqueeze(ends, &[1])?;
-    let before = c.emit(&logic::LESS, &[places, ends])?;
-    let as_int = c.low.b.cast(before, DType::I64)?;
-    let zero = c.low.b.int(0);
-    let attrs = Attrs::new().with("exclusive", 1);
-    let sum = c.emit_with(&CUM_SUM, &[as_int, zero], attrs)?;
-    let first = c.emit(&logic::EQUAL, &[sum, zero])?;
-    let mine = c.emit(&logic::AND, &[before, first])?;
-    let mine = c.low.unsqueeze(mine, &[2])?;
-    let all = c.emit(&matmul::MATMUL, &[x, weight])?;
-    let none = c.scalar_like(all, 0.0);
-    let chosen = c.emit(&logic::WHERE, &[mine, all, none])?;
-    let mut y = over(c, &REDUCE_SUM, chosen, &[0], false)?;
+    let mut y = if c.rank(weight) == 2 {
+        let rows = shape::transpose(&mut c.low.b, x, vec![1, 0])?;
+        c.emit(&grouped::GROUPED_WEIGHT_GRAD, &[rows, weight, ends])?
+    } else {
+        // A weight that is stored transposed keeps its layout, and so does its gradient.
+        let (weight, turned) = match shape::transposed(&c.low.b, weight) {
+            Some((stored, axes)) if axes == [0, 2, 1] => (stored, 1),
+            _ => (weight, 0),
+        };
+        let attrs = Attrs::new().with("transB", turned);
+        c.emit_with(&grouped::GROUPED_MATMUL, &[x, weight, ends], attrs)?
+    };
     if let Some(dtype) = c.opt_dtype("out_dtype")? {
         y = c.low.b.cast(y, dtype)?;
     }
