@@ -18,6 +18,7 @@ pub use parted::{PartCx, Parted, Summed, parted, summed};
 
 use super::concat::{CONCAT, SPLIT};
 use super::conv::{CONV, CONV_INPUT_GRAD, CONV_TRANSPOSE, CONV_WEIGHT_GRAD};
+use super::grouped;
 use super::index::{GATHER, GATHER_GRAD};
 use super::loss::*;
 use super::matmul::{GEMM, MATMUL};
@@ -202,6 +203,9 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     if is(&[&SLICE_GRAD, &CUM_SUM]) {
         return along_known_axes(cx, node);
     }
+    if is(grouped::ROWS) {
+        return grouped_product(cx, node);
+    }
     if is(norm::ROWS) {
         return normalized(cx, node);
     }
@@ -227,6 +231,20 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
         row_is_known(cx, node, 2, 1)?;
     }
     Ok(Fit { ins, outs })
+}
+
+/// Products of rows by groups, which have a group for each row; the gradient of their matrices is a sum over rows.
+fn grouped_product(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    let is_sum = node.op == &grouped::GROUPED_WEIGHT_GRAD;
+    let x = cx.graph.ty(node.operand(0).ok_or("an operand is missing")?);
+    if each(&x.dims[..1], cx.rows).is_none() || known_lead(cx, node, 2).unwrap_or(1) != 1 {
+        return Err("rows are mixed by a product");
+    }
+    let rows = Some(Rows::Lead(1));
+    Ok(Fit {
+        ins: vec![rows, if is_sum { rows } else { None }, rows],
+        outs: vec![if is_sum { Rows::Sum } else { Rows::Lead(1) }],
+    })
 }
 
 /// Ops of the class `Mixed` that work along the axis that the attribute `axis` names.

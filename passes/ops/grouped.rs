@@ -1,57 +1,69 @@
 //! Products by groups of rows, as mixtures of experts have them: each row of a matrix is multiplied by the matrix of its group.
 //!
-//! The rows lie sorted by group, and `ends` holds the row at which each group ends. The rows before `ends[0]` are of group 0, the
-//! others before `ends[1]` of group 1, and so on; rows behind all ends are of no group, and their results are zeros. How many
-//! rows a group has, only the data tells, but no size depends on it: as many rows are multiplied as there are. The host
-//! reads `ends`. The bodies multiply all rows by all matrices and select, because ONNX has no such product.
+//! `group` holds the group of each row; a row whose group does not exist gives zeros. How many rows a group has, only the data
+//! tells, but no size depends on it: as many rows are multiplied as there are. The host reads `group`. Rows of one group that follow
+//! each other, as in a matrix that is sorted by group, are read where they lie. Others are copied, some at a time.
+//! The bodies multiply all rows by all matrices and select, because ONNX has no such product.
 
 use super::matmul::plan::{grouped_plan, grouped_weight_plan};
-use super::matmul::swap_last;
+use super::matmul::{MatmulPlan, swap_last};
 use super::names::*;
 use super::rule::*;
 use super::shape::give_shaped;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    BatchAxes, BodyCx, CostCx, Footprint, Grad, InferCx, OpClass, OpDef, Place, Sized,
+    BatchAxes, BodyCx, CostCx, DeviceKind, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef,
+    Sized, fresh,
 };
-use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
-use std::ops::Range;
+use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
 /// The rows of this family.
 pub const ROWS: &[&OpDef] = &[&GROUPED_MATMUL, &GROUPED_WEIGHT_GRAD];
 
-/// The slot of the rows at which groups end.
-pub const ENDS: usize = 2;
+/// The slot of the groups of the rows.
+pub const GROUP: usize = 2;
+/// Attribute of the gradient of the matrices: how many there are.
+pub const GROUPS: &str = "groups";
 
-/// x[r]·B[g] for each row r of group g, `[rows, in]` and `[groups, in, out]` to `[rows, out]`. With `transB` the matrices are
+/// Elements of copied rows, of both sides together, that a kernel holds at a time on a CPU.
+const COPIED_ELEMENTS: i64 = 1 << 20;
+
+/// x[r]·B[group[r]] for each row r, `[rows, in]` and `[groups, in, out]` to `[rows, out]`. With `transB` the matrices are
 /// `[out, in]`. (`torch._grouped_mm` of a matrix and a batch of matrices.)
 pub static GROUPED_MATMUL: OpDef = OpDef {
     aten: &["aten._grouped_mm"],
     attrs: &[AttrSpec::int("transB", 0)],
-    ins: slots!["x", "B", "ends"],
+    ins: slots!["x", "B", "group"],
     outs: Y,
     infer: |cx| {
-        let (x, groups) = operands(cx, [2, 3])?;
+        let x = operands(cx, [2, 3])?;
         let b = &cx.ty(1)?.dims;
         let (inner, out) = match cx.attrs.int("transB") {
             0 => (&b[1], &b[2]),
             _ => (&b[2], &b[1]),
         };
         check_same(cx, "the inner sizes of the product", [&x[1], inner])?;
-        check_same(cx, "the numbers of groups", [&groups, &b[0]])?;
+        if b[0].as_const().is_none() {
+            return Err(cx
+                .fail("shape", "the number of groups is not a constant")
+                .found(b[0].to_string()));
+        }
         Ok(vec![Ty::new(cx.ty(0)?.dtype, [x[0].clone(), out.clone()])])
     },
     grad: Grad::Rule(|cx| {
         let turned = cx.attrs().int("transB");
-        let (x, b, ends, dy) = (cx.x(0), cx.x(1), cx.x(ENDS), cx.dy0());
+        let (x, b, group, dy) = (cx.x(0), cx.x(1), cx.x(GROUP), cx.dy0());
         if cx.wants(0) {
             let attrs = Attrs::new().with("transB", 1 - turned);
-            let dx = cx.b.emit(&GROUPED_MATMUL, &[dy, b, ends], attrs)?;
+            let dx = cx.b.emit(&GROUPED_MATMUL, &[dy, b, group], attrs)?;
             give_shaped(cx, 0, dx)?;
         }
         if cx.wants(1) {
+            let groups = cx.ty(b).dims[0].as_const().unwrap_or(0);
             let [left, right] = if turned == 0 { [x, dy] } else { [dy, x] };
-            let db = cx.b.op(&GROUPED_WEIGHT_GRAD, &[left, right, ends])?;
+            let attrs = Attrs::new().with(GROUPS, groups);
+            let db =
+                cx.b.emit(&GROUPED_WEIGHT_GRAD, &[left, right, group], attrs)?;
             give_shaped(cx, 1, db)?;
         }
         Ok(())
@@ -60,14 +72,19 @@ pub static GROUPED_MATMUL: OpDef = OpDef {
     memory: |cx| {
         let sides = cx.operand(0).zip(cx.operand(1));
         let is_turned = cx.attrs.int("transB") != 0;
-        copies(sides.map(|(x, b)| grouped_plan(x, b, is_turned).temp_bytes))
+        buffers(
+            cx,
+            sides.map(|(x, b)| grouped_plan(x, b, is_turned)),
+            |plan| (plan.k + plan.out[1], rows_at_once(cx.device, plan)),
+        )
     },
     ..ours("GroupedMatMul", OpClass::Product, BatchAxes::Mixed, |cx| {
         let (x, mut b) = (cx.x(0), cx.x(1));
         if cx.attrs.int("transB") != 0 {
             b = swap_last(cx.b, b)?;
         }
-        let is_of = rows_of_groups(cx, x)?;
+        let groups = cx.ty(b).dims[0].as_const().unwrap_or(0);
+        let is_of = rows_of_groups(cx, groups)?;
         let all = cx.b.op(MATMUL, &[x, b])?;
         let own = of_group(cx, is_of, all)?;
         let (groups, attrs) = (cx.b.ints(&[0]), Attrs::new().with("keepdims", 0));
@@ -77,21 +94,28 @@ pub static GROUPED_MATMUL: OpDef = OpDef {
 
 /// Aᵀ·B over the rows of each group, `[rows, m]` and `[rows, n]` to `[groups, m, n]`; zeros for a group without rows.
 pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
-    ins: slots!["A", "B", "ends"],
+    attrs: &[AttrSpec::required(GROUPS, AttrKind::Int)],
+    ins: slots!["A", "B", "group"],
     outs: Y,
     infer: |cx| {
-        let (a, groups) = operands(cx, [2, 2])?;
+        let a = operands(cx, [2, 2])?;
         let b = &cx.ty(1)?.dims;
         check_same(cx, "the numbers of rows", [&a[0], &b[0]])?;
-        let dims = [groups, a[1].clone(), b[1].clone()];
+        let groups = cx.attrs.int(GROUPS);
+        if groups < 0 {
+            return Err(cx
+                .fail("attribute", "a negative number of groups")
+                .found(groups.to_string()));
+        }
+        let dims = [groups.into(), a[1].clone(), b[1].clone()];
         Ok(vec![Ty::new(cx.ty(0)?.dtype, dims)])
     },
     grad: Grad::Rule(|cx| {
-        let (ends, dy) = (cx.x(ENDS), cx.dy0());
+        let (group, dy) = (cx.x(GROUP), cx.dy0());
         for (slot, other, turned) in [(0, 1, 1), (1, 0, 0)] {
             if cx.wants(slot) {
                 let (x, attrs) = (cx.x(other), Attrs::new().with("transB", turned));
-                let dx = cx.b.emit(&GROUPED_MATMUL, &[x, dy, ends], attrs)?;
+                let dx = cx.b.emit(&GROUPED_MATMUL, &[x, dy, group], attrs)?;
                 give_shaped(cx, slot, dx)?;
             }
         }
@@ -103,8 +127,17 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
     },
     memory: |cx| {
         let sides = cx.operand(0).zip(cx.operand(1));
-        let groups = cx.operand(ENDS).map_or(0, |ends| ends.dims[0]);
-        copies(sides.map(|(a, b)| grouped_weight_plan(a, b, groups).temp_bytes))
+        let groups = cx.attrs.int(GROUPS);
+        buffers(
+            cx,
+            sides.map(|(a, b)| grouped_weight_plan(a, b, groups)),
+            |plan| {
+                (
+                    plan.out[1] + plan.out[2],
+                    weight_rows_at_once(cx.device, plan, cx.outs[0].dtype),
+                )
+            },
+        )
     },
     ..ours(
         "GroupedWeightGrad",
@@ -112,7 +145,7 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
         BatchAxes::Mixed,
         |cx| {
             let (a, b) = (cx.x(0), cx.x(1));
-            let is_of = rows_of_groups(cx, a)?;
+            let is_of = rows_of_groups(cx, cx.attrs.int(GROUPS))?;
             let own = of_group(cx, is_of, a)?;
             let own = swap_last(cx.b, own)?;
             Ok(vec![cx.b.op(MATMUL, &[own, b])?])
@@ -120,22 +153,34 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
     )
 };
 
-/// The rows of each group, in turn, of `rows` rows.
-pub fn groups(ends: &[i64], rows: i64) -> Vec<Range<i64>> {
-    let mut start = 0;
-    let group = |end: &i64| {
-        let group = start..(*end).clamp(start, rows);
-        start = group.end;
-        group
-    };
-    ends.iter().map(group).collect()
+/// How many rows a product copies at a time.
+pub fn rows_at_once(device: DeviceKind, plan: &MatmulPlan) -> i64 {
+    device.rows_at_once(COPIED_ELEMENTS, plan.out[0], plan.k + plan.out[1])
 }
 
-/// Checks types and ranks of the operands; returns the sizes of the first one and the number of groups.
-fn operands<'a>(cx: &InferCx<'a>, ranks: [usize; 2]) -> Result<(&'a [Dim], Dim)> {
+/// The same for the gradient of the matrices. All rows where a sum of parts would be rounded each time.
+pub fn weight_rows_at_once(device: DeviceKind, plan: &MatmulPlan, dtype: DType) -> i64 {
+    match dtype == compute_type(dtype) {
+        true => device.rows_at_once(COPIED_ELEMENTS, plan.k, plan.out[1] + plan.out[2]),
+        false => plan.k,
+    }
+}
+
+/// The rows of each group, ascending.
+pub fn rows_of(group: &[i64], groups: i64) -> Vec<Vec<i64>> {
+    let mut rows = vec![Vec::new(); groups as usize];
+    for (row, group) in (0..).zip(group) {
+        let own = usize::try_from(*group).ok().and_then(|at| rows.get_mut(at));
+        own.into_iter().for_each(|own| own.push(row));
+    }
+    rows
+}
+
+/// Checks types and ranks of the operands; returns the sizes of the first one.
+fn operands<'a>(cx: &InferCx<'a>, ranks: [usize; 2]) -> Result<&'a [Dim]> {
     cx.want_dtype(0, DType::is_float, "a floating-point type")?;
     cx.same_dtype(&[0, 1])?;
-    cx.want_dtype(ENDS, DType::is_int, "an integer type")?;
+    cx.want_dtype(GROUP, |dtype| dtype == DType::I64, "int64")?;
     for (slot, rank) in ranks.into_iter().chain([1]).enumerate() {
         let found = cx.ty(slot)?;
         if found.rank() != rank {
@@ -146,7 +191,9 @@ fn operands<'a>(cx: &InferCx<'a>, ranks: [usize; 2]) -> Result<(&'a [Dim], Dim)>
                 .found(found.to_string()));
         }
     }
-    Ok((&cx.ty(0)?.dims, cx.ty(ENDS)?.dims[0].clone()))
+    let rows = [&cx.ty(0)?.dims[0], &cx.ty(GROUP)?.dims[0]];
+    check_same(cx, "the numbers of rows", rows)?;
+    Ok(&cx.ty(0)?.dims)
 }
 
 fn check_same(cx: &InferCx, what: &str, [a, b]: [&Dim; 2]) -> Result<()> {
@@ -166,22 +213,26 @@ fn flops(cx: &CostCx, wide: &[Sized]) -> u64 {
     cx.elements(0).saturating_mul(2).saturating_mul(columns)
 }
 
-fn copies(temp_bytes: Option<u64>) -> Footprint {
-    Footprint::new(vec![Place::Fresh]).with_temp(temp_bytes.unwrap_or(0))
+/// Copies of what BLAS cannot read, and of so many rows of this width at a time, with their numbers.
+fn buffers(
+    cx: &MemoryCx,
+    plan: Option<MatmulPlan>,
+    copied: impl Fn(&MatmulPlan) -> (i64, i64),
+) -> Footprint {
+    let Some(plan) = plan.filter(|plan| !plan.is_empty()) else {
+        return fresh(cx);
+    };
+    let (width, rows) = copied(&plan);
+    let row_bytes = 8 + width as u64 * cx.outs[0].dtype.size_bytes();
+    fresh(cx).with_temp(plan.temp_bytes + rows as u64 * row_bytes + strided_bytes(cx, &[GROUP]))
 }
 
-/// Returns whether each row of `x` is of each group: `[groups, rows, 1]`.
-fn rows_of_groups(cx: &mut BodyCx, x: ValueId) -> Result<ValueId> {
-    let places = cx.b.positions(x, 0)?;
-    let ends = cx.b.cast(cx.x(ENDS), DType::I64)?;
-    let ends = cx.b.unsqueeze(ends, &[1])?;
-    let is_before = cx.b.op(LESS, &[places, ends])?;
-    // A row is of the first group that ends behind it.
-    let number = cx.b.cast(is_before, DType::I64)?;
-    let (zero, attrs) = (cx.b.int(0), Attrs::new().with("exclusive", 1));
-    let earlier = cx.b.emit(CUM_SUM, &[number, zero], attrs)?;
-    let is_first = cx.b.op(EQUAL, &[earlier, zero])?;
-    let is_of = cx.b.op(AND, &[is_before, is_first])?;
+/// Returns whether each row is of each group: `[groups, rows, 1]`.
+fn rows_of_groups(cx: &mut BodyCx, groups: i64) -> Result<ValueId> {
+    let numbers: Vec<i64> = (0..groups).collect();
+    let numbers = cx.b.ints(&numbers);
+    let numbers = cx.b.unsqueeze(numbers, &[1])?;
+    let is_of = cx.b.op(EQUAL, &[cx.x(GROUP), numbers])?;
     cx.b.unsqueeze(is_of, &[2])
 }
 
@@ -196,20 +247,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_of_the_first_group_that_ends_behind_it() {
-        for ends in [
-            vec![2, 5, 5, 6],
-            vec![0, 9, 3],
-            vec![4, -1, 2, 7],
-            vec![-3],
-            vec![],
-        ] {
-            let groups = groups(&ends, 7);
-            for row in 0..7 {
-                let first = ends.iter().position(|end| row < *end);
-                let of = groups.iter().position(|group| group.contains(&row));
-                assert_eq!(of, first, "{ends:?} {row}");
-            }
-        }
+    fn rows_without_a_group_are_left_out() {
+        let found = rows_of(&[2, 0, -1, 2, 3, 0], 3);
+        assert_eq!(found, [vec![1, 5], vec![], vec![0, 3]]);
+        assert!(rows_of(&[0, 1], 0).is_empty());
     }
 }

@@ -97,10 +97,10 @@ const GENERAL: &[Recipe] = recipes! {
     TopK 2 (Real(M24), Ints(&[1])) with [("axis", I(0)), ("largest", I(0))];
     Softplus 1 (Real(M23));
     ErfGrad 1 (Real(M23), Real(M23));
-    GroupedMatMul 1 (Real(M23), Real(&[3, 3, 4]), Ints(&[1, 1, 2]));
-    GroupedMatMul 1 (Real(&[5, 3]), Real(&[3, 4, 3]), Ints(&[2, 0, 4])) with [("transB", I(1))];
-    GroupedWeightGrad 1 (Real(M23), Real(M24), Ints(&[1, 1, 2]));
-    GroupedWeightGrad 1 (Real(&[5, 3]), Real(&[5, 4]), Ints(&[4, 9]));
+    GroupedMatMul 1 (Real(M23), Real(&[3, 3, 4]), Ints(&[0, 2]));
+    GroupedMatMul 1 (Real(&[5, 3]), Real(&[3, 4, 3]), Ints(&[2, 0, 4, 2, 0])) with [("transB", I(1))];
+    GroupedWeightGrad 1 (Real(M23), Real(M24), Ints(&[0, 2])) with [("groups", I(3))];
+    GroupedWeightGrad 1 (Real(&[5, 3]), Real(&[5, 4]), Ints(&[1, 0, 1, -1, 2])) with [("groups", I(2))];
     Accumulate 1 (Real(M23), Real(M23));
     Accumulate 1 (Real(&[]), Real(&[]));
     AddProduct 1 (Real(M24), Real(M23), Real(M34));

@@ -25,4 +25,5 @@ pub mod stop_gradient;
 pub mod tensor_parallel;
 pub mod tie;
 pub mod tile;
+pub mod unsort;
 pub mod widen;

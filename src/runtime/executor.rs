@@ -867,9 +867,9 @@ impl<'g> Program<'g> {
             }
             if grouped::ROWS.contains(&step.node.op) {
                 let is_known = |slot| specialization.number(slot).is_some();
-                let ends = step.ins.get(grouped::ENDS).copied().flatten();
-                let reason = format!("{name} waits until the host has read where groups end");
-                return (!ends.is_some_and(is_known)).then_some(reason);
+                let group = step.ins.get(grouped::GROUP).copied().flatten();
+                let reason = format!("{name} waits until the host has read the groups of rows");
+                return (!group.is_some_and(is_known)).then_some(reason);
             }
             if step.node.op.effect != Effect::Seeded {
                 return None;

@@ -11,6 +11,7 @@ use super::super::attention::{ATTENTION, SEGMENTS};
 use super::super::concat::{CONCAT, PAD, SPLIT, TILE};
 use super::super::conv::{CONV, CONV_TRANSPOSE};
 use super::super::fill::{CONSTANT_OF_SHAPE, RANGE, TRILU};
+use super::super::grouped::GROUPED_MATMUL;
 use super::super::index::{GATHER, GATHER_ND};
 use super::super::loss::is_class_weight;
 use super::super::norm::{LAYER_NORM, RMS_NORM};
@@ -224,6 +225,18 @@ fn mixed(cx: &PositionsCx, id: NodeId, wanted: Option<&Place>) -> Fitted {
     }
     if is(&[&ATTENTION]) {
         return attention(cx, id);
+    }
+    if is(&[&GROUPED_MATMUL]) {
+        let place = wanted_or_of(cx, wanted, operand(node, 0)?)?;
+        let ins = [
+            Part::Chunk(place.clone()),
+            Part::Whole,
+            Part::Chunk(place.clone()),
+        ];
+        return match place.axis {
+            0 => Ok(one(node, ins.into(), place)),
+            _ => Err("a product sums over positions"),
+        };
     }
     if is(&[&GATHER]) {
         return gathered(cx, node, wanted);

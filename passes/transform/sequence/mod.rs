@@ -24,6 +24,7 @@ use crate::ir::{Dim, Graph};
 use crate::transform::dce::dce;
 use crate::transform::infer::infer;
 use crate::transform::loss::Seed;
+use crate::transform::unsort::unsort;
 pub use emission::Chunked;
 use placement::{Placement, fail};
 
@@ -55,6 +56,7 @@ pub fn chunk_sequence(
     count: usize,
     binding: &Binding,
 ) -> Result<Chunked> {
+    unsort(graph)?;
     let contents = infer(graph)?;
     let placement = Placement::find(graph, &contents, seeds, binding)?;
     let cuts = cuts(graph, &placement.len, count)?;

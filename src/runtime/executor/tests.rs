@@ -424,17 +424,16 @@ fn what_cannot_be_captured_says_why() {
     let grouped = "graph @g imported (%x: f32[4], %seed: i64[]) -> (%y) {
   init %w : f32[2, 1, 1] = [1, 2]
   init %axes : i64[1] = [1]
-  init %one : i64[1] = [1]
+  init %four : i64[1] = [4]
   %rows = Unsqueeze %x, %axes
-  %next = Reshape %seed, %one
-  %ends = Concat %one, %next {axis=0}
-  %y = GroupedMatMul %rows, %w, %ends
+  %group = Expand %seed, %four
+  %y = GroupedMatMul %rows, %w, %group
 }
 ";
     for (source, reason) in [
         (random, "draws by numbers that the step computes"),
         (sized_by_data, "depend on data"),
-        (grouped, "read where groups end"),
+        (grouped, "has read the groups of rows"),
     ] {
         let mut graph = text::parse(source).unwrap_or_else(|e| panic!("{e}"));
         ckpt_passes::transform::infer::infer(&mut graph).unwrap();

@@ -1,10 +1,11 @@
-//! Products by groups of rows: one call of BLAS for each group that has rows.
+//! Products by groups of rows: one call of BLAS for the rows of a group, or for some of them where they are copied.
 
 use super::context::*;
 use super::matmul::{check_inner, prepared};
 use super::product::Product;
 use ckpt_passes::ops::grouped::*;
 use ckpt_passes::ops::matmul::plan::{grouped_plan, grouped_weight_plan};
+use ckpt_torch::bytes;
 
 /// The kernels of this family, by op.
 pub const KERNELS: &[(&OpDef, Kernel)] = &[
@@ -15,55 +16,128 @@ pub const KERNELS: &[(&OpDef, Kernel)] = &[
 fn grouped_matmul(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (x, b) = (cx.x(0)?, cx.x(1)?);
     let plan = grouped_plan(&sized(x)?, &sized(b)?, cx.flag("transB"));
-    let ends = cx.ints(ENDS)?;
-    if ends.len() as i64 != plan.b.dims[0] {
-        let found = format!("{:?} and {} ends", b.size(), ends.len());
-        return Err(cx.shape_error("the numbers of groups differ").found(found));
-    }
     check_inner(cx, x, b, plan.k, plan.b.dims[1])?;
+    let rows = rows_by_group(cx, plan.out[0], plan.b.dims[0])?;
     let out = empty(&plan.out, x.kind(), x.device())?;
-    if plan.is_empty() || ends.is_empty() {
+    let with_group = rows.iter().map(Vec::len).sum::<usize>() as i64;
+    if plan.is_empty() || with_group < plan.out[0] {
         zero(&out)?;
+    }
+    if plan.is_empty() {
         return Ok(vec![out]);
     }
     let (left, right) = (prepared(x, &plan.a)?, prepared(b, &plan.b)?);
-    let mut done = 0;
-    for (group, rows) in groups(&ends, plan.out[0]).into_iter().enumerate() {
-        let count = rows.end - rows.start;
-        if count > 0 {
-            let own = |x: &Tensor| narrow(x, 0, rows.start, count);
-            let matrix = right.select(0, group as i64);
+    let copies = Copies::new(x, rows_at_once(cx.device, &plan), [plan.k, plan.out[1]])?;
+    for (group, rows) in rows.iter().enumerate() {
+        let matrix = right.select(0, group as i64);
+        if let Some(start) = first_of_run(rows) {
+            let own = |x: &Tensor| narrow(x, 0, start, rows.len() as i64);
             Product::plain(&own(&left)?, &matrix, &own(&out)?).write()?;
+            continue;
         }
-        done = rows.end;
-    }
-    if done < plan.out[0] {
-        zero(&narrow(&out, 0, done, plan.out[0] - done)?)?;
+        for rows in rows.chunks(copies.at_once) {
+            let at = copies.numbers(rows)?;
+            let (from, to) = (copies.gather(0, &left, &at)?, copies.part(1, rows.len())?);
+            Product::plain(&from, &matrix, &to).write()?;
+            write("aten::index_copy_", args![&out, 0, &at, &to])?;
+        }
     }
     Ok(vec![out])
 }
 
 fn grouped_weight_grad(cx: &KernelCx) -> Result<Vec<Tensor>> {
     let (a, b) = (cx.x(0)?, cx.x(1)?);
-    let ends = cx.ints(ENDS)?;
-    let plan = grouped_weight_plan(&sized(a)?, &sized(b)?, ends.len() as i64);
+    let plan = grouped_weight_plan(&sized(a)?, &sized(b)?, cx.attrs.int(GROUPS));
     check_inner(cx, a, b, plan.k, plan.b.dims[0])?;
+    let rows = rows_by_group(cx, plan.k, plan.out[0])?;
     let out = empty(&plan.out, a.kind(), a.device())?;
     if plan.is_empty() {
         zero(&out)?;
         return Ok(vec![out]);
     }
     let (left, right) = (prepared(a, &plan.a)?, prepared(b, &plan.b)?);
-    for (group, rows) in groups(&ends, plan.k).into_iter().enumerate() {
+    let at_once = weight_rows_at_once(cx.device, &plan, dtype_of(a.kind())?);
+    let copies = Copies::new(a, at_once, [plan.out[1], plan.out[2]])?;
+    for (group, rows) in rows.iter().enumerate() {
         let matrix = out.select(0, group as i64);
-        let count = rows.end - rows.start;
-        if count == 0 {
+        let add = |left: &Tensor, right: &Tensor, is_first: bool| {
+            let turned = left.transpose(0, 1);
+            Product::onto(&matrix, &turned, right, 1.0, !is_first).write()
+        };
+        if rows.is_empty() {
             zero(&matrix)?;
-            continue;
+        } else if let Some(start) = first_of_run(rows) {
+            let own = |x: &Tensor| narrow(x, 0, start, rows.len() as i64);
+            add(&own(&left)?, &own(&right)?, true)?;
+        } else {
+            for (i, rows) in rows.chunks(copies.at_once).enumerate() {
+                let at = copies.numbers(rows)?;
+                let (left, right) = (
+                    copies.gather(0, &left, &at)?,
+                    copies.gather(1, &right, &at)?,
+                );
+                add(&left, &right, i == 0)?;
+            }
         }
-        let own = |x: &Tensor| narrow(x, 0, rows.start, count);
-        let turned = own(&left)?.transpose(0, 1);
-        Product::plain(&turned, &own(&right)?, &matrix).write()?;
     }
     Ok(vec![out])
+}
+
+/// Reads the groups of `count` rows.
+fn rows_by_group(cx: &KernelCx, count: i64, groups: i64) -> Result<Vec<Vec<i64>>> {
+    let group = cx.ints(GROUP)?;
+    if group.len() as i64 != count {
+        let found = format!("{count} rows and the groups of {}", group.len());
+        return Err(cx.shape_error("the numbers of rows differ").found(found));
+    }
+    Ok(rows_of(&group, groups))
+}
+
+/// Returns the first row if they follow each other.
+fn first_of_run(rows: &[i64]) -> Option<i64> {
+    let (first, last) = (rows.first()?, rows.last()?);
+    (last - first + 1 == rows.len() as i64).then_some(*first)
+}
+
+/// Room for copies of some rows of two matrices, and for their numbers.
+struct Copies {
+    at_once: usize,
+    numbers: Tensor,
+    sides: [Tensor; 2],
+}
+
+impl Copies {
+    fn new(like: &Tensor, at_once: i64, widths: [i64; 2]) -> Result<Copies> {
+        let side = |width: i64| empty(&[at_once, width], like.kind(), like.device());
+        Ok(Copies {
+            at_once: at_once as usize,
+            numbers: empty(&[at_once], Kind::Int64, like.device())?,
+            sides: [side(widths[0])?, side(widths[1])?],
+        })
+    }
+
+    /// Returns row numbers as indices.
+    fn numbers(&self, rows: &[i64]) -> Result<Tensor> {
+        let mut at = narrow(&self.numbers, 0, 0, rows.len() as i64)?;
+        let numbers: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        if at.device() == Device::Cpu {
+            bytes::edit(&mut at, |to| to.copy_from_slice(&numbers)).map_err(torch_error)?;
+        } else {
+            let here = bytes::copy_from(&numbers, Kind::Int64, &[rows.len() as i64]);
+            copy_into(&at, &here.map_err(torch_error)?)?;
+        }
+        Ok(at)
+    }
+
+    /// Returns the room for so many rows of a side.
+    fn part(&self, side: usize, rows: usize) -> Result<Tensor> {
+        narrow(&self.sides[side], 0, 0, rows as i64)
+    }
+
+    /// Copies rows of a matrix.
+    fn gather(&self, side: usize, x: &Tensor, at: &Tensor) -> Result<Tensor> {
+        let to = self.part(side, at.size()[0] as usize)?;
+        write("aten::index_select.out", args![x, 0, at, &to])?;
+        Ok(to)
+    }
 }

@@ -164,26 +164,22 @@ fn products() -> Vec<Case> {
         all.push(case("MatMul", vec![In(a), In(b)]));
     }
     for (x, b, turned) in [
-        ("f32[s, 4]", "f32[b, 4, n]", 0),
+        ("f32[s, 4]", "f32[2, 4, n]", 0),
         ("f32[s, 4]", "f32[3, 5, 4]", 1),
-        ("bf16[0, 4]", "bf16[b, 4, 2]", 0),
+        ("bf16[s, 4]", "bf16[1, 4, 2]", 0),
         ("f32[s, 4]", "f32[0, 4, 2]", 0),
         ("f32[s, 0]", "f32[2, 0, 3]", 0),
     ] {
-        let ends = match b {
-            "f32[3, 5, 4]" => "i32[3]",
-            "f32[0, 4, 2]" => "i64[0]",
-            _ => "i64[n]",
-        };
         let attrs = Attrs::new().with("transB", turned);
-        all.push(case("GroupedMatMul", vec![In(x), In(b), In(ends)]).attrs(attrs));
+        all.push(case("GroupedMatMul", vec![In(x), In(b), In("i64[s]")]).attrs(attrs));
     }
-    for (a, b) in [
-        ("f32[s, 4]", "f32[s, n]"),
-        ("f32[0, 4]", "f32[0, 2]"),
-        ("f32[s, 0]", "f32[s, 2]"),
+    for (a, b, groups) in [
+        ("f32[s, 4]", "f32[s, n]", 3),
+        ("f32[s, 4]", "f32[s, 2]", 0),
+        ("f32[s, 0]", "f32[s, 2]", 1),
     ] {
-        all.push(case("GroupedWeightGrad", vec![In(a), In(b), In("i64[n]")]));
+        let attrs = Attrs::new().with("groups", groups);
+        all.push(case("GroupedWeightGrad", vec![In(a), In(b), In("i64[s]")]).attrs(attrs));
     }
     for (ta, tb) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let a = if ta == 0 { "f32[s, 4]" } else { "f32[4, s]" };

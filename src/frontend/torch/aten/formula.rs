@@ -16,8 +16,9 @@ use super::super::scalars;
 use super::super::value::Value;
 use super::axes;
 use super::lowering::{DEFAULT_FLOAT, Lowering};
-use ckpt_passes::ir::{Attr, AttrKind, Attrs, DType, Dim, OpDef};
+use ckpt_passes::ir::{Attr, AttrKind, Attrs, DType, Dim, Emit, OpDef, ValueId};
 use ckpt_passes::ops::EmitExt;
+use ckpt_passes::ops::cast::CAST;
 use ckpt_passes::{Error, Result, ops};
 use std::f64::consts::{LN_2, LN_10, PI};
 
@@ -95,6 +96,14 @@ fn helper(low: &mut Lowering, op: &str, name: &str, args: &[Value]) -> Result<Op
         ("given", [x]) => Value::Bool(*x != Value::None),
         ("is_tensor", [x]) => Value::Bool(matches!(x, Value::Tensor(_))),
         ("is_float", [Value::Tensor(x)]) => Value::Bool(low.dtype(*x).is_float()),
+        // Whether the elements are whole numbers, also in a floating-point type.
+        ("is_whole", [Value::Tensor(x)]) => {
+            let v = low.read(*x)?;
+            let node = low.b.def_node(v).map(|id| low.b.node(id));
+            let from = node.filter(|n| n.op == &CAST).and_then(|n| n.ins[0]);
+            let is_int = |v: ValueId| low.b.ty(v).dtype.is_int();
+            Value::Bool(is_int(v) || from.is_some_and(is_int))
+        }
         ("is_bool", [Value::Tensor(x)]) => Value::Bool(low.dtype(*x) == DType::Bool),
         ("dtype", [Value::Tensor(x)]) => Value::DType(low.dtype(*x)),
         // The first operand in the type that all of them have in common.

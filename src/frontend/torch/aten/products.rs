@@ -2,12 +2,17 @@
 
 use super::super::value::{TensorId, Value};
 use super::arrange::{id, promoted};
+use super::reduce::over;
 use super::signature::{Call, Formula, Op};
 use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::same_dims;
-use ckpt_passes::ir::{Attrs, ValueId};
-use ckpt_passes::ops::{EmitExt, conv, grouped, matmul, shape};
+use ckpt_passes::ir::{Attrs, DType, Dim, Emit, OpDef, ValueId};
+use ckpt_passes::ops::cast::CAST;
+use ckpt_passes::ops::reduce::REDUCE_SUM;
+use ckpt_passes::ops::scan::CUM_SUM;
+use ckpt_passes::ops::select::TOP_K;
+use ckpt_passes::ops::{EmitExt, conv, grouped, logic, matmul, shape};
 
 pub const FORMULAS: &[Formula] = &[
     "_cdist_forward(x1: t, x2: t, p: f, compute_mode: i?) => cdist(x1, x2, p)",
@@ -216,21 +221,99 @@ fn grouped(c: &mut Call, x: &str, weight: &str) -> Result<Value> {
             .help("export with experts_implementation=\"batched_mm\""));
     }
     let mut y = if c.rank(weight) == 2 {
+        let groups = known_size(c, ends, 0)?;
+        let group = groups_of_rows(c, ends, weight)?;
         let rows = shape::transpose(&mut c.low.b, x, vec![1, 0])?;
-        c.emit(&grouped::GROUPED_WEIGHT_GRAD, &[rows, weight, ends])?
+        let attrs = Attrs::new().with(grouped::GROUPS, groups);
+        c.emit_with(&grouped::GROUPED_WEIGHT_GRAD, &[rows, weight, group], attrs)?
     } else {
+        if known_size(c, ends, 0)? != known_size(c, weight, 0)? {
+            return Err(c.fail(
+                "shape",
+                "`offs` has another number of groups than the weights",
+            ));
+        }
+        let group = groups_of_rows(c, ends, x)?;
         // A weight that is stored transposed keeps its layout, and so does its gradient.
         let (weight, turned) = match shape::transposed(&c.low.b, weight) {
             Some((stored, axes)) if axes == [0, 2, 1] => (stored, 1),
             _ => (weight, 0),
         };
         let attrs = Attrs::new().with("transB", turned);
-        c.emit_with(&grouped::GROUPED_MATMUL, &[x, weight, ends], attrs)?
+        c.emit_with(&grouped::GROUPED_MATMUL, &[x, weight, group], attrs)?
     };
     if let Some(dtype) = c.opt_dtype("out_dtype")? {
         y = c.low.b.cast(y, dtype)?;
     }
     c.made(y)
+}
+
+/// Returns a size that has to be a constant.
+fn known_size(c: &Call, v: ValueId, axis: usize) -> Result<i64> {
+    let size = c.low.b.ty(v).dims[axis].as_const();
+    size.ok_or_else(|| c.fail("shape", "the number of groups is not known"))
+}
+
+/// Returns the group of each row of `x`, from the rows at which groups end: the number of groups that end before it.
+fn groups_of_rows(c: &mut Call, ends: ValueId, x: ValueId) -> Result<ValueId> {
+    if let Some(sorted) = counted(&c.low.b, ends) {
+        return c.low.b.cast(sorted, DType::I64);
+    }
+    let places = c.low.b.positions(x, 0)?;
+    let ends = c.low.b.cast(ends, DType::I64)?;
+    let ends = c.low.unsqueeze(ends, &[1])?;
+    let is_behind = c.emit(&logic::LESS_OR_EQUAL, &[ends, places])?;
+    let number = c.low.b.cast(is_behind, DType::I64)?;
+    over(c, &REDUCE_SUM, number, &[0], false)
+}
+
+/// Returns the sorted numbers whose running counts these ends are, if they are. So they are the groups of the rows that they
+/// lie beside.
+fn counted(b: &dyn Emit, ends: ValueId) -> Option<ValueId> {
+    // Looks through casts, and through new shapes of vectors.
+    let uncast = |mut v: ValueId| {
+        while let Some(node) = b.def_node(v).map(|id| b.node(id)) {
+            let x = node.ins.first().copied().flatten()?;
+            let is_vector = b.rank(x) == 1 && b.rank(v) == 1;
+            match node.op == &CAST || node.op == &shape::RESHAPE && is_vector {
+                true => v = x,
+                false => break,
+            }
+        }
+        Some(v)
+    };
+    let operands = |v: ValueId, op: &'static OpDef| {
+        let node = b.node(b.def_node(uncast(v)?)?);
+        let ins = (node.ins[0]?, (*node.ins.get(1)?)?);
+        (node.op == op).then_some(ins)
+    };
+    let is_list = |v: ValueId, list: &[i64]| {
+        let known = uncast(v).and_then(|v| b.known(v));
+        known.is_some_and(|k| {
+            k.iter()
+                .map(Dim::as_const)
+                .eq(list.iter().copied().map(Some))
+        })
+    };
+    let (counts, axis) = operands(ends, &CUM_SUM)?;
+    let (hits, axes) = operands(counts, &REDUCE_SUM)?;
+    let (column, numbers) = operands(hits, &logic::EQUAL)?;
+    let (sorted, behind) = operands(column, &shape::UNSQUEEZE)?;
+    let all: Vec<i64> = (0..b.ty(ends).dims.first()?.as_const()?).collect();
+    let lists = [
+        (axis, &[0][..]),
+        (axes, &[0]),
+        (behind, &[1]),
+        (numbers, &all),
+    ];
+    if !lists.into_iter().all(|(v, list)| is_list(v, list)) {
+        return None;
+    }
+    let sorted = uncast(sorted)?;
+    let node = b.node(b.def_node(sorted)?);
+    let is_sorted = node.op == &TOP_K && node.attrs.int("largest") == 0 && node.outs[0] == sorted;
+    let is_all = b.ty(node.ins[0]?).dims == b.ty(sorted).dims;
+    (is_sorted && is_all && b.ty(sorted).dtype.is_int()).then_some(sorted)
 }
 
 /// Lowers sums of products over labelled axes (ONNX Einsum). The operands get one element type.

@@ -1,0 +1,300 @@
+//! Takes the sort by expert out of a mixture of experts, so that each of its tokens is computed where it lies.
+//!
+//! In and out: `Typed`. Exporters write a mixture as PyTorch runs it: sort the tokens by expert, multiply each group of rows by its
+//! matrix, and put the results back. A sort mixes all tokens, so neither a part of a sequence nor one of a batch could be
+//! computed by itself. If everything between the two treats rows alike, it may as well be done in the old order:
+//! `GroupedMatMul` takes the expert of each row. Where nothing is cut, the sort stays, because it lets the product read rows
+//! where they lie.
+
+use super::dce::dce;
+use super::order::order_by_reads;
+use crate::error::Result;
+use crate::ir::typing::Contents;
+use crate::ir::{Dim, Graph, NodeId, Same, ValueId};
+use crate::ops::arith::{DIV, MOD, SUB};
+use crate::ops::batch_axes::{Fit, FitCx, Rows, fit};
+use crate::ops::fill::RANGE;
+use crate::ops::grouped::GROUPED_MATMUL;
+use crate::ops::index::GATHER;
+use crate::ops::scatter::SCATTER_ND;
+use crate::ops::select::TOP_K;
+use crate::ops::shape::{SHAPE, SIZE, UNSQUEEZE};
+use crate::ops::{Builder, EmitExt};
+use rustc_hash::FxHashSet;
+
+/// A sort of rows that changes nothing but their order until they are put back.
+struct Sorting {
+    /// Values that are brought into the order of the sort, and what they are made of: the rows of a value, each repeated so often.
+    taken: Vec<(ValueId, ValueId, i64)>,
+    /// Values that are brought back, and the sorted ones.
+    back: Vec<(ValueId, ValueId)>,
+}
+
+/// Removes the sorts that only products by groups are for.
+///
+/// # Errors
+/// Only internal errors: new nodes have the types of those that they replace.
+pub fn unsort(graph: &mut Graph) -> Result<()> {
+    let is_grouped = |id: &NodeId| graph.node(*id).op == &GROUPED_MATMUL;
+    if !graph.order().iter().any(is_grouped) {
+        return Ok(());
+    }
+    dce(graph);
+    let contents = Contents::known(graph)?;
+    let nodes = graph.order().iter().copied();
+    let sorts = nodes.filter_map(|id| Search::of(graph, &contents, id)?.follow());
+    let sorts: Vec<Sorting> = sorts.collect();
+    let old = graph.order().to_vec();
+    let mut b = Builder::resume(graph, contents);
+    for sort in &sorts {
+        // What is put back reads what was taken, so it comes first.
+        for (value, sorted) in &sort.back {
+            replace(b.graph, *value, *sorted);
+        }
+        for (value, of, times) in &sort.taken {
+            if let Some(node) = b.graph.def_node(*value).map(|id| b.graph.node(id)) {
+                (b.loc, b.role, b.prefix) = (node.loc.clone(), node.role, node.name.clone());
+            }
+            let new = repeated(&mut b, *of, *times)?;
+            replace(b.graph, *value, new);
+        }
+    }
+    order_by_reads(graph, &old)?;
+    dce(graph);
+    Ok(())
+}
+
+fn replace(graph: &mut Graph, old: ValueId, new: ValueId) {
+    for reader in graph.value(old).uses().to_vec() {
+        graph.set_operand(reader.node, reader.slot, Some(new));
+    }
+}
+
+/// Emits `x` with each row repeated.
+fn repeated(b: &mut Builder, x: ValueId, times: i64) -> Result<ValueId> {
+    if times == 1 {
+        return Ok(x);
+    }
+    let rank = b.rank(x);
+    let mut sizes = vec![1; rank + 1];
+    sizes[1] = times;
+    let wide = b.unsqueeze(x, &[1])?;
+    let sizes = b.ints(&sizes);
+    let wide = b.expand(wide, sizes)?;
+    let rest: Vec<ValueId> = (1..rank)
+        .map(|axis| b.axis_vector(x, axis))
+        .collect::<Result<_>>()?;
+    let all = b.ints(&[-1]);
+    let shape = b.concat(&[&[all], &rest[..]].concat(), 0)?;
+    b.reshape_to(wide, shape)
+}
+
+/// The search for what a sort does to rows.
+struct Search<'a> {
+    graph: &'a Graph,
+    contents: &'a Contents,
+    sort: NodeId,
+    rows: Dim,
+}
+
+impl<'a> Search<'a> {
+    /// Starts at an ascending sort of all elements of a vector of integers.
+    fn of(graph: &'a Graph, contents: &'a Contents, sort: NodeId) -> Option<Search<'a>> {
+        let node = graph.node(sort);
+        let x = node.operand(0)?;
+        let dims = &graph.ty(x).dims;
+        let is_sort = node.op == &TOP_K && node.attrs.int("largest") == 0 && node.outs.len() == 2;
+        if !is_sort || dims.len() != 1 || !graph.ty(x).dtype.is_int() {
+            return None;
+        }
+        let search = Search {
+            graph,
+            contents,
+            sort,
+            rows: dims[0].clone(),
+        };
+        search.is_row_count(node.outs[0]).then_some(search)
+    }
+
+    fn is_row_count(&self, v: ValueId) -> bool {
+        let rows = self.graph.ty(v).dims.first();
+        rows.is_some_and(|n| n.same(&self.rows) == Same::Yes)
+    }
+
+    /// The nodes that read the elements of a value, with the slots; `None` if the graph returns it.
+    fn readers(&self, v: ValueId) -> Option<Vec<(NodeId, usize)>> {
+        let graph = self.graph;
+        let uses = graph.value(v).uses().iter().map(|u| (u.node, u.slot));
+        let reads = |id: &NodeId| graph.node(*id).op != &SHAPE && graph.node(*id).op != &SIZE;
+        let readers = uses.filter(|(id, _)| reads(id)).collect();
+        (!graph.is_output(v)).then_some(readers)
+    }
+
+    fn number(&self, v: Option<ValueId>) -> Option<i64> {
+        self.contents.get(v?)?.first()?.as_const()
+    }
+
+    /// Follows the rows until all are put back.
+    fn follow(&self) -> Option<Sorting> {
+        let node = self.graph.node(self.sort);
+        let (sorted, order) = (node.outs[0], node.outs[1]);
+        let mut found = Sorting {
+            taken: vec![(sorted, node.operand(0)?, 1)],
+            back: Vec::new(),
+        };
+        // Values in the order of the sort.
+        let mut rows = FxHashSet::from_iter([sorted]);
+        let mut open = vec![sorted];
+        let mut back = Vec::new();
+        self.follow_order(order, 1, &mut |of, lookup| match of {
+            Lookup::Taken(x, times) => {
+                found.taken.push((lookup, x, times));
+                rows.insert(lookup);
+                open.push(lookup);
+            }
+            Lookup::Back => back.push(lookup),
+        })?;
+        while let Some(v) = open.pop() {
+            for (reader, slot) in self.readers(v)? {
+                let node = self.graph.node(reader);
+                let is_axis_0 = node.op == &GATHER && node.attrs.int("axis") == 0;
+                if is_axis_0 && slot == 0 && back.contains(&node.operand(1)?) {
+                    found.back.push((node.outs[0], v));
+                    continue;
+                }
+                if !self.is_alike(reader, &rows, v) {
+                    return None;
+                }
+                for out in &node.outs {
+                    if rows.insert(*out) {
+                        open.push(*out);
+                    }
+                }
+            }
+        }
+        // A value that is read beside sorted ones has to be sorted, too; all are known only now.
+        let mut nodes = rows.iter().filter_map(|v| self.graph.def_node(*v));
+        nodes
+            .all(|id| id == self.sort || self.has_rows(id, &rows))
+            .then_some(found)
+    }
+
+    /// Follows the places in the old order, divided by `times`: what is looked up there, and what puts rows back.
+    fn follow_order(
+        &self,
+        order: ValueId,
+        times: i64,
+        found: &mut dyn FnMut(Lookup, ValueId),
+    ) -> Option<()> {
+        for (reader, slot) in self.readers(order)? {
+            let node = self.graph.node(reader);
+            let out = node.outs[0];
+            if node.op == &GATHER && slot == 1 && node.attrs.int("axis") == 0 {
+                let x = node.operand(0)?;
+                let held = self.graph.ty(x).dims.first()?.mul(&times.into());
+                if held.same(&self.rows) != Same::Yes {
+                    return None;
+                }
+                found(Lookup::Taken(x, times), out);
+            } else if times == 1 && node.op == &MOD && slot == 0 {
+                let step = self.number(node.operand(1)).filter(|n| *n > 0)?;
+                for (rest, _) in self.readers(out)? {
+                    let rest = self.graph.node(rest);
+                    let [(quotient, _)] = self.readers(rest.outs[0])?[..] else {
+                        return None;
+                    };
+                    let quotient = self.graph.node(quotient);
+                    let is_rest = rest.op == &SUB && rest.ins == [Some(order), Some(out)];
+                    let is_whole = quotient.op == &DIV
+                        && quotient.operand(0) == Some(rest.outs[0])
+                        && self.number(quotient.operand(1)) == Some(step);
+                    if !is_rest || !is_whole {
+                        return None;
+                    }
+                    self.follow_order(quotient.outs[0], step, found)?;
+                }
+            } else if times == 1 && node.op == &SUB && slot == 0 {
+                // Part of a division, which is followed from its other operand.
+                let other = self.graph.def_node(node.operand(1)?)?;
+                let other = self.graph.node(other);
+                if other.op != &MOD || other.operand(0) != Some(order) {
+                    return None;
+                }
+            } else if times == 1 && node.op == &UNSQUEEZE && slot == 0 {
+                for (scatter, slot) in self.readers(out)? {
+                    let scatter = self.graph.node(scatter);
+                    let is_back = scatter.op == &SCATTER_ND
+                        && slot == 1
+                        && scatter.attrs.str("reduction") == "none"
+                        && self.graph.ty(out).rank() == 2
+                        && self.is_row_count(scatter.outs[0])
+                        && self.counts_up(scatter.operand(2)?);
+                    if !is_back {
+                        return None;
+                    }
+                    found(Lookup::Back, scatter.outs[0]);
+                }
+            } else {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Whether a value is 0, 1, 2, …
+    fn counts_up(&self, v: ValueId) -> bool {
+        let node = self.graph.def_node(v).map(|id| self.graph.node(id));
+        let is_from = |slot: usize, n: i64| {
+            node.is_some_and(|node| self.number(node.operand(slot)) == Some(n))
+        };
+        node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
+    }
+
+    /// Whether a node that reads a sorted value treats all rows alike.
+    fn is_alike(&self, id: NodeId, rows: &FxHashSet<ValueId>, v: ValueId) -> bool {
+        let node = self.graph.node(id);
+        let looks_up = node.op == &GATHER
+            && node.attrs.int("axis") == 0
+            && node.operand(1) == Some(v)
+            && self.graph.ty(v).rank() == 1
+            && node.operand(0).is_some_and(|x| !rows.contains(&x));
+        looks_up || self.fitted(id, &|other| rows.contains(&other)).is_some()
+    }
+
+    fn fitted(&self, id: NodeId, is_known: &dyn Fn(ValueId) -> bool) -> Option<Fit> {
+        let cx = FitCx {
+            graph: self.graph,
+            contents: self.contents,
+            rows: &self.rows,
+            known: &|v| is_known(v).then_some(Rows::Lead(1)),
+        };
+        let found = fit(&cx, id).ok()?;
+        let is_lead = |rows: &Rows| *rows == Rows::Lead(1);
+        let mut ins = found.ins.iter().flatten();
+        (ins.all(is_lead) && found.outs.iter().all(is_lead)).then_some(found)
+    }
+
+    /// Whether all operands with rows of a node that makes a sorted value are sorted.
+    fn has_rows(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
+        let node = self.graph.node(id);
+        if node.op == &GATHER {
+            return true;
+        }
+        self.fitted(id, &|v| rows.contains(&v))
+            .is_some_and(|found| {
+                let mut parts = node.ins.iter().zip(&found.ins);
+                parts.all(|(v, part)| match (v, part) {
+                    (Some(v), part) => rows.contains(v) == part.is_some(),
+                    (None, part) => part.is_none(),
+                })
+            })
+    }
+}
+
+/// What is read at the places of the old order.
+enum Lookup {
+    /// Rows of a value, each of which stands for so many.
+    Taken(ValueId, i64),
+    /// The numbers of the sorted rows, by which rows are put back.
+    Back,
+}
