@@ -3,11 +3,13 @@
 //!
 //! Compiled for this crate's tests and under the feature `testing` only.
 
+mod mixture;
 pub mod models;
 pub mod recipes;
 pub mod updates;
 
 pub use ckpt_plan::testing::{self as dags, Random};
+pub use mixture::mixture_of_experts;
 
 use crate::ir::op::{
     BatchAxes, Body, Domain, Effect, Footprint, Grad, OpClass, OpDef, Place, Slot, free,

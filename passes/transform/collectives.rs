@@ -21,6 +21,7 @@ use crate::ops::collective::{
 use crate::ops::names::{EQUAL, GREATER, MAX, NOT, REDUCE_SUM, SIZE, WHERE};
 use crate::ops::{Builder, EmitExt};
 use crate::transform::loss::Seed;
+use crate::transform::unsort::unsort;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -241,7 +242,10 @@ pub fn weigh_loss(graph: &mut Graph, seeds: &mut [Seed], mesh: &Mesh) -> Result<
                 .help("name a loss with --loss"),
         );
     }
-    let mean = mean_of_examples(graph, loss)?;
+    // A rank may sort its own tokens by expert.
+    let mut unsorted = graph.clone();
+    unsort(&mut unsorted)?;
+    let mean = mean_of_examples(&unsorted, loss)?;
     let name = graph.value(loss).name.clone();
     graph.rename_value(loss, &format!("{name}/own"));
     let group = || of_group(DATA_PARALLEL, mesh.dp);

@@ -298,3 +298,69 @@ enum Lookup {
     /// The numbers of the sorted rows, by which rows are put back.
     Back,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::mixture_of_experts;
+    use crate::transform::infer::infer;
+
+    fn sorts_left(between: &str, change: impl FnOnce(&mut Graph)) -> usize {
+        let mut graph = mixture_of_experts(between);
+        infer(&mut graph).unwrap();
+        change(&mut graph);
+        unsort(&mut graph).unwrap();
+        infer(&mut graph).unwrap();
+        crate::ir::verify::verify(&graph).unwrap();
+        let nodes = graph.order().iter().map(|id| graph.node(*id));
+        nodes
+            .filter(|n| n.op == &TOP_K && n.attrs.int("axis") == 0)
+            .count()
+    }
+
+    #[test]
+    fn a_sort_goes_if_all_between_treats_rows_alike() {
+        assert_eq!(sorts_left("  %z = Tanh %y", |_| {}), 0);
+        let halves = "  %p, %g = Split %y {axis=1, num_outputs=2}
+  %s = Sigmoid %g
+  %t = Mul %p, %s
+  %z = Concat %t, %t {axis=1}";
+        assert_eq!(sorts_left(halves, |_| {}), 0);
+    }
+
+    #[test]
+    fn a_sort_stays_if_something_reads_its_order() {
+        for between in [
+            "  %z = CumSum %y, %zero",
+            "  %z = Softmax %y {axis=0}",
+            "  %f = Cast %order {to=f32}
+  %c = Unsqueeze %f, %axis_1
+  %z = Add %y, %c",
+            "  %m = ReduceMax %y, %axis_0 {keepdims=1}
+  %z = Add %y, %m",
+            // Rows in their old order beside sorted ones.
+            "  %c = Unsqueeze %share, %axis_1
+  %z = Mul %y, %c",
+            "  %f = Cast %numbers {to=f32}
+  %c = Unsqueeze %f, %axis_1
+  %z = Mul %y, %c",
+        ] {
+            let between = match between.contains("%numbers") {
+                true => between.replace("%numbers", "%upto"),
+                false => between.to_string(),
+            };
+            let between = format!(
+                "  %length = Squeeze %count, %axis_0
+  %upto = Range %zero, %length, %one
+{between}"
+            );
+            assert_eq!(sorts_left(&between, |_| {}), 1, "{between}");
+        }
+        let returned = |graph: &mut Graph| {
+            let sorted = graph.find_value("y").unwrap();
+            let outputs = [graph.outputs(), &[sorted]].concat();
+            graph.set_outputs(outputs);
+        };
+        assert_eq!(sorts_left("  %z = Tanh %y", returned), 1);
+    }
+}

@@ -9,6 +9,7 @@ use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
 use ckpt_passes::ir::Graph;
 use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, PlanRequest, Policy};
+use ckpt_passes::testing::mixture_of_experts;
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
 use std::collections::BTreeMap;
@@ -40,7 +41,10 @@ fn compiled(model: &str, loss: &str, chunks: usize, plan: PlanRequest) -> (Graph
 fn compile_fixture(model: &str, request: &Request) -> (Graph, Option<u64>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = path.join("fixtures").join(model).join("model.onnx");
-    let mut graph = frontend::read(&path).unwrap().graph;
+    let mut graph = match model {
+        "mixture of experts" => mixture_of_experts("  %z = Tanh %y"),
+        _ => frontend::read(&path).unwrap().graph,
+    };
     let done = compile(&mut graph, request, &mut Watch::default())
         .unwrap_or_else(|e| panic!("{model}: {e}"));
     let peak = done.planned.map(|p| p.outcome.plan.after.peak_bytes);
@@ -82,16 +86,7 @@ fn chunks_of_the_sequence_make_the_whole() {
             let what = format!("{model} in {chunks} chunks");
             let (graph, _) = compiled(model, loss, chunks, Policy::NONE.into());
             let (parts, unplanned_peak) = run(&graph);
-            assert!(whole.keys().eq(parts.keys()), "{what}");
-            for (name, a) in &whole {
-                let (a, b) = (a.to_kind(Kind::Double), parts[name].to_kind(Kind::Double));
-                let most = a.abs().max().double_value(&[]).max(1e-6);
-                let gap = (&a - &b).abs().max().double_value(&[]);
-                assert!(
-                    gap <= 2e-5 * most,
-                    "{what}: {name} is off by {gap} of {most}"
-                );
-            }
+            assert_close(&whole, &parts, &what);
             let mut outside = Vec::new();
             for plan in plans() {
                 let (graph, predicted) = compiled(model, loss, chunks, plan);
@@ -105,6 +100,39 @@ fn chunks_of_the_sequence_make_the_whole() {
             }
             assert_eq!(outside[..2], [0, 0], "{what}");
             assert!(outside[2] > 0, "{what}");
+        }
+    }
+}
+
+fn assert_close(whole: &BTreeMap<String, Tensor>, parts: &BTreeMap<String, Tensor>, what: &str) {
+    assert!(whole.keys().eq(parts.keys()), "{what}");
+    for (name, a) in whole {
+        let (a, b) = (a.to_kind(Kind::Double), parts[name].to_kind(Kind::Double));
+        let most = a.abs().max().double_value(&[]).max(1e-6);
+        let gap = (&a - &b).abs().max().double_value(&[]);
+        assert!(
+            gap <= 2e-5 * most,
+            "{what}: {name} is off by {gap} of {most}"
+        );
+    }
+}
+
+/// Chunks take their tokens in the old order, the whole sorts them by expert.
+#[test]
+fn a_mixture_of_experts_is_cut_along_its_sequence() {
+    let _turn = torch::alone();
+    let model = "mixture of experts";
+    let (graph, _) = compiled(model, "causal-lm", 1, Policy::NONE.into());
+    let (whole, _) = run(&graph);
+    for chunks in [2, 3, 5] {
+        let what = format!("{chunks} chunks");
+        let (parts, _) = run(&compiled(model, "causal-lm", chunks, Policy::NONE.into()).0);
+        assert_close(&whole, &parts, &what);
+        let (graph, predicted) = compiled(model, "causal-lm", chunks, Policy::CHUNKS.into());
+        let (planned, peak) = run(&graph);
+        assert_eq!(Some(peak), predicted, "{what}");
+        for (name, x) in &planned {
+            assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
         }
     }
 }
