@@ -25,6 +25,9 @@ pub const GROUP: usize = 2;
 /// Attribute of the gradient of the matrices: how many there are.
 pub const GROUPS: &str = "groups";
 
+/// Most groups: a body lists them.
+const MOST_GROUPS: i64 = 1 << 16;
+
 /// Elements of copied rows, of both sides together, that a kernel holds at a time on a CPU.
 const COPIED_ELEMENTS: i64 = 1 << 20;
 
@@ -43,11 +46,7 @@ pub static GROUPED_MATMUL: OpDef = OpDef {
             _ => (&b[2], &b[1]),
         };
         check_same(cx, "the inner sizes of the product", [&x[1], inner])?;
-        if b[0].as_const().is_none() {
-            return Err(cx
-                .fail("shape", "the number of groups is not a constant")
-                .found(b[0].to_string()));
-        }
+        check_groups(cx, b[0].as_const(), &b[0])?;
         Ok(vec![Ty::new(cx.ty(0)?.dtype, [x[0].clone(), out.clone()])])
     },
     grad: Grad::Rule(|cx| {
@@ -102,11 +101,7 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
         let b = &cx.ty(1)?.dims;
         check_same(cx, "the numbers of rows", [&a[0], &b[0]])?;
         let groups = cx.attrs.int(GROUPS);
-        if groups < 0 {
-            return Err(cx
-                .fail("attribute", "a negative number of groups")
-                .found(groups.to_string()));
-        }
+        check_groups(cx, Some(groups), &groups)?;
         let dims = [groups.into(), a[1].clone(), b[1].clone()];
         Ok(vec![Ty::new(cx.ty(0)?.dtype, dims)])
     },
@@ -194,6 +189,16 @@ fn operands<'a>(cx: &InferCx<'a>, ranks: [usize; 2]) -> Result<&'a [Dim]> {
     let rows = [&cx.ty(0)?.dims[0], &cx.ty(GROUP)?.dims[0]];
     check_same(cx, "the numbers of rows", rows)?;
     Ok(&cx.ty(0)?.dims)
+}
+
+fn check_groups(cx: &InferCx, groups: Option<i64>, found: &dyn std::fmt::Display) -> Result<()> {
+    if groups.is_some_and(|n| (0..=MOST_GROUPS).contains(&n)) {
+        return Ok(());
+    }
+    Err(cx
+        .fail("shape", "the number of groups is unknown or out of range")
+        .expected(format!("a constant, 0 to {MOST_GROUPS}"))
+        .found(found.to_string()))
 }
 
 fn check_same(cx: &InferCx, what: &str, [a, b]: [&Dim; 2]) -> Result<()> {

@@ -10,7 +10,7 @@ use super::dce::dce;
 use super::order::order_by_reads;
 use crate::error::Result;
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, NodeId, Same, ValueId};
+use crate::ir::{Dim, Graph, Node, NodeId, Same, ValueId};
 use crate::ops::arith::{DIV, MOD, SUB};
 use crate::ops::batch_axes::{Fit, FitCx, Rows, fit};
 use crate::ops::fill::RANGE;
@@ -159,10 +159,12 @@ impl<'a> Search<'a> {
                 let node = self.graph.node(reader);
                 let is_axis_0 = node.op == &GATHER && node.attrs.int("axis") == 0;
                 if is_axis_0 && slot == 0 && back.contains(&node.operand(1)?) {
+                    // An output has to stay what it is.
+                    self.readers(node.outs[0])?;
                     found.back.push((node.outs[0], v));
                     continue;
                 }
-                if !self.is_alike(reader, &rows, v) {
+                if !self.is_alike(reader, &rows) {
                     return None;
                 }
                 for out in &node.outs {
@@ -173,10 +175,10 @@ impl<'a> Search<'a> {
             }
         }
         // A value that is read beside sorted ones has to be sorted, too; all are known only now.
-        let mut nodes = rows.iter().filter_map(|v| self.graph.def_node(*v));
-        nodes
-            .all(|id| id == self.sort || self.has_rows(id, &rows))
-            .then_some(found)
+        let is_taken = |v: &ValueId| found.taken.iter().any(|(taken, ..)| taken == v);
+        let made = rows.iter().filter(|v| !is_taken(v));
+        let mut nodes = made.filter_map(|v| self.graph.def_node(*v));
+        nodes.all(|id| self.has_rows(id, &rows)).then_some(found)
     }
 
     /// Follows the places in the old order, divided by `times`: what is looked up there, and what puts rows back.
@@ -250,15 +252,22 @@ impl<'a> Search<'a> {
         node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
     }
 
-    /// Whether a node that reads a sorted value treats all rows alike.
-    fn is_alike(&self, id: NodeId, rows: &FxHashSet<ValueId>, v: ValueId) -> bool {
-        let node = self.graph.node(id);
-        let looks_up = node.op == &GATHER
+    /// Whether a node looks up rows of a table at sorted places.
+    fn looks_up(&self, node: &Node, rows: &FxHashSet<ValueId>) -> bool {
+        let [Some(table), Some(places)] = [0, 1].map(|slot| node.operand(slot)) else {
+            return false;
+        };
+        node.op == &GATHER
             && node.attrs.int("axis") == 0
-            && node.operand(1) == Some(v)
-            && self.graph.ty(v).rank() == 1
-            && node.operand(0).is_some_and(|x| !rows.contains(&x));
-        looks_up || self.fitted(id, &|other| rows.contains(&other)).is_some()
+            && rows.contains(&places)
+            && self.graph.ty(places).rank() == 1
+            && !rows.contains(&table)
+    }
+
+    /// Whether a node that reads a sorted value treats all rows alike.
+    fn is_alike(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
+        let is_known = |v: ValueId| rows.contains(&v);
+        self.looks_up(self.graph.node(id), rows) || self.fitted(id, &is_known).is_some()
     }
 
     fn fitted(&self, id: NodeId, is_known: &dyn Fn(ValueId) -> bool) -> Option<Fit> {
@@ -277,7 +286,7 @@ impl<'a> Search<'a> {
     /// Whether all operands with rows of a node that makes a sorted value are sorted.
     fn has_rows(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
         let node = self.graph.node(id);
-        if node.op == &GATHER {
+        if self.looks_up(node, rows) {
             return true;
         }
         self.fitted(id, &|v| rows.contains(&v))
@@ -356,11 +365,13 @@ mod tests {
             );
             assert_eq!(sorts_left(&between, |_| {}), 1, "{between}");
         }
-        let returned = |graph: &mut Graph| {
-            let sorted = graph.find_value("y").unwrap();
-            let outputs = [graph.outputs(), &[sorted]].concat();
-            graph.set_outputs(outputs);
-        };
-        assert_eq!(sorts_left("  %z = Tanh %y", returned), 1);
+        for output in ["y", "sorted", "taken", "again"] {
+            let returned = |graph: &mut Graph| {
+                let sorted = graph.find_value(output).unwrap();
+                let outputs = [graph.outputs(), &[sorted]].concat();
+                graph.set_outputs(outputs);
+            };
+            assert_eq!(sorts_left("  %z = Tanh %y", returned), 1, "{output}");
+        }
     }
 }
