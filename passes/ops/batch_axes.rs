@@ -237,8 +237,13 @@ fn mixed(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
 fn grouped_product(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let is_sum = node.op == &grouped::GROUPED_WEIGHT_GRAD;
     let x = cx.graph.ty(node.operand(0).ok_or("an operand is missing")?);
-    if each(&x.dims[..1], cx.rows).is_none() || known_lead(cx, node, 2).unwrap_or(1) != 1 {
+    let is_lead = |v: ValueId| (cx.known)(v).is_none_or(|rows| rows == Rows::Lead(1));
+    let mut rowed = [0, 2].into_iter().filter_map(|slot| node.operand(slot));
+    if each(&x.dims[..1], cx.rows).is_none() || !rowed.all(is_lead) {
         return Err("rows are mixed by a product");
+    }
+    if is_sum && compute_type(x.dtype) != x.dtype {
+        return Err("each chunk would round its part of a parameter's gradient");
     }
     let rows = Some(Rows::Lead(1));
     Ok(Fit {

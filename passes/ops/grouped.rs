@@ -1,7 +1,7 @@
 //! Products by groups of rows, as mixtures of experts have them: each row of a matrix is multiplied by the matrix of its group.
 //!
-//! `group` holds the group of each row; a row whose group does not exist gives zeros. How many rows a group has, only the data
-//! tells, but no size depends on it: as many rows are multiplied as there are. The host reads `group`. Rows of one group that follow
+//! `group` holds the group of each row; a row whose group does not exist gives zeros. The number of rows of a group depends on the
+//! data, but no size does: as many rows are multiplied as there are. The host reads `group`. Rows of one group that follow
 //! each other, as in a matrix that is sorted by group, are read where they lie. Others are copied, some at a time.
 //! The bodies multiply all rows by all matrices and select, because ONNX has no such product.
 
@@ -10,7 +10,7 @@ use super::matmul::{MatmulPlan, swap_last};
 use super::names::*;
 use super::rule::*;
 use super::shape::give_shaped;
-use ckpt_ir::error::Result;
+use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{
     BatchAxes, BodyCx, CostCx, DeviceKind, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef,
     Sized, fresh,
@@ -28,8 +28,9 @@ pub const GROUPS: &str = "groups";
 /// Most groups: a body lists them.
 const MOST_GROUPS: i64 = 1 << 16;
 
-/// Elements of copied rows, of both sides together, that a kernel holds at a time on a CPU.
+/// Elements of copied rows, of both sides together, that a kernel holds at a time.
 const COPIED_ELEMENTS: i64 = 1 << 20;
+const CUDA_COPIED_ELEMENTS: i64 = 1 << 24;
 
 /// x[r]·B[group[r]] for each row r, `[rows, in]` and `[groups, in, out]` to `[rows, out]`. With `transB` the matrices are
 /// `[out, in]`. (`torch._grouped_mm` of a matrix and a batch of matrices.)
@@ -58,7 +59,7 @@ pub static GROUPED_MATMUL: OpDef = OpDef {
             give_shaped(cx, 0, dx)?;
         }
         if cx.wants(1) {
-            let groups = cx.ty(b).dims[0].as_const().unwrap_or(0);
+            let groups = group_count(&cx.ty(b))?;
             let [left, right] = if turned == 0 { [x, dy] } else { [dy, x] };
             let attrs = Attrs::new().with(GROUPS, groups);
             let db =
@@ -71,18 +72,18 @@ pub static GROUPED_MATMUL: OpDef = OpDef {
     memory: |cx| {
         let sides = cx.operand(0).zip(cx.operand(1));
         let is_turned = cx.attrs.int("transB") != 0;
-        buffers(
-            cx,
-            sides.map(|(x, b)| grouped_plan(x, b, is_turned)),
-            |plan| (plan.k + plan.out[1], rows_at_once(cx.device, plan)),
-        )
+        let plan = sides.map(|(x, b)| grouped_plan(x, b, is_turned));
+        buffers(cx, plan, |plan, bytes| {
+            let width = plan.k + plan.out[1];
+            rows_at_once(cx.device, plan.out[0], width) as u64 * (8 + width as u64 * bytes)
+        })
     },
     ..ours("GroupedMatMul", OpClass::Product, BatchAxes::Mixed, |cx| {
         let (x, mut b) = (cx.x(0), cx.x(1));
         if cx.attrs.int("transB") != 0 {
             b = swap_last(cx.b, b)?;
         }
-        let groups = cx.ty(b).dims[0].as_const().unwrap_or(0);
+        let groups = group_count(cx.b.ty(b))?;
         let is_of = rows_of_groups(cx, groups)?;
         let all = cx.b.op(MATMUL, &[x, b])?;
         let own = of_group(cx, is_of, all)?;
@@ -123,16 +124,17 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
     memory: |cx| {
         let sides = cx.operand(0).zip(cx.operand(1));
         let groups = cx.attrs.int(GROUPS);
-        buffers(
-            cx,
-            sides.map(|(a, b)| grouped_weight_plan(a, b, groups)),
-            |plan| {
-                (
-                    plan.out[1] + plan.out[2],
-                    weight_rows_at_once(cx.device, plan, cx.outs[0].dtype),
-                )
-            },
-        )
+        let plan = sides.map(|(a, b)| grouped_weight_plan(a, b, groups));
+        buffers(cx, plan, |plan, bytes| {
+            let (m, n) = (plan.out[1], plan.out[2]);
+            // Narrow rows are widened, so that no part of a sum is rounded.
+            let (wide, sum) = match compute_type(cx.outs[0].dtype).size_bytes() {
+                wide if wide == bytes => (0, 0),
+                wide => (wide, wide * (m * n) as u64),
+            };
+            let row_bytes = 8 + (m + n) as u64 * (bytes + wide);
+            rows_at_once(cx.device, plan.k, m + n) as u64 * row_bytes + sum
+        })
     },
     ..ours(
         "GroupedWeightGrad",
@@ -148,27 +150,58 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
     )
 };
 
-/// How many rows a product copies at a time.
-pub fn rows_at_once(device: DeviceKind, plan: &MatmulPlan) -> i64 {
-    device.rows_at_once(COPIED_ELEMENTS, plan.out[0], plan.k + plan.out[1])
+/// Returns how many rows of these widths together a kernel copies at a time.
+pub fn rows_at_once(device: DeviceKind, rows: i64, width: i64) -> i64 {
+    let most = match device {
+        DeviceKind::Cpu => COPIED_ELEMENTS,
+        DeviceKind::Cuda => CUDA_COPIED_ELEMENTS,
+    };
+    (most / width.max(1)).clamp(1, rows.max(1))
 }
 
-/// The same for the gradient of the matrices. All rows where a sum of parts would be rounded each time.
-pub fn weight_rows_at_once(device: DeviceKind, plan: &MatmulPlan, dtype: DType) -> i64 {
-    match dtype == compute_type(dtype) {
-        true => device.rows_at_once(COPIED_ELEMENTS, plan.k, plan.out[1] + plan.out[2]),
-        false => plan.k,
-    }
+/// The rows of all groups, one group after the other, ascending in each.
+pub struct GroupedRows {
+    rows: Vec<i64>,
+    ends: Vec<usize>,
 }
 
-/// The rows of each group, ascending.
-pub fn rows_of(group: &[i64], groups: i64) -> Vec<Vec<i64>> {
-    let mut rows = vec![Vec::new(); groups as usize];
-    for (row, group) in (0..).zip(group) {
-        let own = usize::try_from(*group).ok().and_then(|at| rows.get_mut(at));
-        own.into_iter().for_each(|own| own.push(row));
+impl GroupedRows {
+    /// Sorts rows by group; those without one are left out.
+    pub fn new(group: &[i64], groups: i64) -> GroupedRows {
+        let of = |group: &i64| {
+            usize::try_from(*group)
+                .ok()
+                .filter(|g| *g < groups as usize)
+        };
+        let mut ends = vec![0; groups as usize];
+        group.iter().filter_map(of).for_each(|g| ends[g] += 1);
+        let mut sum = 0;
+        for end in &mut ends {
+            // Where the group starts; filling it moves that to its end.
+            sum += std::mem::replace(end, sum);
+        }
+        let mut rows = vec![0; sum];
+        for (row, g) in (0..).zip(group) {
+            if let Some(g) = of(g) {
+                rows[ends[g]] = row;
+                ends[g] += 1;
+            }
+        }
+        GroupedRows { rows, ends }
     }
-    rows
+
+    /// Returns the rows of each group.
+    pub fn of_groups(&self) -> impl Iterator<Item = &[i64]> {
+        let starts = [0].into_iter().chain(self.ends.iter().copied());
+        starts
+            .zip(&self.ends)
+            .map(|(start, end)| &self.rows[start..*end])
+    }
+
+    /// Returns the number of rows that have a group.
+    pub fn count(&self) -> i64 {
+        self.rows.len() as i64
+    }
 }
 
 /// Checks types and ranks of the operands; returns the sizes of the first one.
@@ -191,6 +224,11 @@ fn operands<'a>(cx: &InferCx<'a>, ranks: [usize; 2]) -> Result<&'a [Dim]> {
     Ok(&cx.ty(0)?.dims)
 }
 
+fn group_count(matrices: &Ty) -> Result<i64> {
+    let groups = matrices.dims[0].as_const();
+    groups.ok_or_else(|| Error::bug("grouped", "the number of groups is not a constant"))
+}
+
 fn check_groups(cx: &InferCx, groups: Option<i64>, found: &dyn std::fmt::Display) -> Result<()> {
     if groups.is_some_and(|n| (0..=MOST_GROUPS).contains(&n)) {
         return Ok(());
@@ -211,25 +249,25 @@ fn check_same(cx: &InferCx, what: &str, [a, b]: [&Dim; 2]) -> Result<()> {
         .found(b.to_string()))
 }
 
-/// Two for each element of the first operand and each column of `wide`.
+/// Returns two FLOPs for each element of the first operand and each column of `wide`.
 fn flops(cx: &CostCx, wide: &[Sized]) -> u64 {
     let columns = wide.first().and_then(|y| y.dims.last()).copied();
     let columns = columns.unwrap_or(0) as u64;
     cx.elements(0).saturating_mul(2).saturating_mul(columns)
 }
 
-/// Copies of what BLAS cannot read, and of so many rows of this width at a time, with their numbers.
+/// Returns a new result, with copies of operands that BLAS cannot read and with what rows are copied to. That depends on the
+/// plan and the bytes of an element.
 fn buffers(
     cx: &MemoryCx,
     plan: Option<MatmulPlan>,
-    copied: impl Fn(&MatmulPlan) -> (i64, i64),
+    copied_bytes: impl Fn(&MatmulPlan, u64) -> u64,
 ) -> Footprint {
     let Some(plan) = plan.filter(|plan| !plan.is_empty()) else {
         return fresh(cx);
     };
-    let (width, rows) = copied(&plan);
-    let row_bytes = 8 + width as u64 * cx.outs[0].dtype.size_bytes();
-    fresh(cx).with_temp(plan.temp_bytes + rows as u64 * row_bytes + strided_bytes(cx, &[GROUP]))
+    let copied_bytes = copied_bytes(&plan, cx.outs[0].dtype.size_bytes());
+    fresh(cx).with_temp(plan.temp_bytes + copied_bytes + strided_bytes(cx, &[GROUP]))
 }
 
 /// Returns whether each row is of each group: `[groups, rows, 1]`.
@@ -253,8 +291,10 @@ mod tests {
 
     #[test]
     fn rows_without_a_group_are_left_out() {
-        let found = rows_of(&[2, 0, -1, 2, 3, 0], 3);
-        assert_eq!(found, [vec![1, 5], vec![], vec![0, 3]]);
-        assert!(rows_of(&[0, 1], 0).is_empty());
+        let found = GroupedRows::new(&[2, 0, -1, 2, 3, 0], 3);
+        let rows: Vec<&[i64]> = found.of_groups().collect();
+        assert_eq!(rows, [&[1, 5][..], &[], &[0, 3]]);
+        assert_eq!(found.count(), 4);
+        assert_eq!(GroupedRows::new(&[0, 1], 0).of_groups().count(), 0);
     }
 }

@@ -21,7 +21,7 @@ use crate::ops::collective::{
 use crate::ops::names::{EQUAL, GREATER, MAX, NOT, REDUCE_SUM, SIZE, WHERE};
 use crate::ops::{Builder, EmitExt};
 use crate::transform::loss::Seed;
-use crate::transform::unsort::unsort;
+use crate::transform::unsort::{has_groups, unsort};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -242,10 +242,15 @@ pub fn weigh_loss(graph: &mut Graph, seeds: &mut [Seed], mesh: &Mesh) -> Result<
                 .help("name a loss with --loss"),
         );
     }
-    // A rank may sort its own tokens by expert.
-    let mut unsorted = graph.clone();
-    unsort(&mut unsorted)?;
-    let mean = mean_of_examples(&unsorted, loss)?;
+    let mean = match has_groups(graph) {
+        // A rank may sort its own tokens by expert. The loss and what it is a mean of are values of both graphs.
+        true => {
+            let mut unsorted = graph.clone();
+            unsort(&mut unsorted)?;
+            mean_of_examples(&unsorted, loss)?
+        }
+        false => mean_of_examples(graph, loss)?,
+    };
     let name = graph.value(loss).name.clone();
     graph.rename_value(loss, &format!("{name}/own"));
     let group = || of_group(DATA_PARALLEL, mesh.dp);

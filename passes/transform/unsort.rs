@@ -2,8 +2,8 @@
 //!
 //! In and out: `Typed`. Exporters write a mixture as PyTorch runs it: sort the tokens by expert, multiply each group of rows by its
 //! matrix, and put the results back. A sort mixes all tokens, so neither a part of a sequence nor one of a batch could be
-//! computed by itself. If everything between the two treats rows alike, it may as well be done in the old order:
-//! `GroupedMatMul` takes the expert of each row. Where nothing is cut, the sort stays, because it lets the product read rows
+//! computed by itself. If everything between the two treats rows alike, it gives the same results in the old order,
+//! because `GroupedMatMul` takes the expert of each row. Where nothing is cut, the sort stays: it lets the product read rows
 //! where they lie.
 
 use super::dce::dce;
@@ -30,24 +30,24 @@ struct Sorting {
     back: Vec<(ValueId, ValueId)>,
 }
 
-/// Removes the sorts that only products by groups are for.
+/// Removes sorts by expert whose order nothing else reads.
 ///
 /// # Errors
 /// Only internal errors: new nodes have the types of those that they replace.
 pub fn unsort(graph: &mut Graph) -> Result<()> {
-    let is_grouped = |id: &NodeId| graph.node(*id).op == &GROUPED_MATMUL;
-    if !graph.order().iter().any(is_grouped) {
+    if !has_groups(graph) {
         return Ok(());
     }
     dce(graph);
-    let contents = Contents::known(graph)?;
-    let nodes = graph.order().iter().copied();
-    let sorts = nodes.filter_map(|id| Search::of(graph, &contents, id)?.follow());
-    let sorts: Vec<Sorting> = sorts.collect();
-    let old = graph.order().to_vec();
-    let mut b = Builder::resume(graph, contents);
-    for sort in &sorts {
-        // What is put back reads what was taken, so it comes first.
+    let sorts: Vec<NodeId> = graph.order().to_vec();
+    let mut contents = Contents::known(graph)?;
+    // One at a time: a sort may take what an earlier one has put back.
+    for id in sorts {
+        let Some(sort) = Search::of(graph, &contents, id).and_then(|search| search.follow()) else {
+            continue;
+        };
+        let old = graph.order().to_vec();
+        let mut b = Builder::resume(graph, contents);
         for (value, sorted) in &sort.back {
             replace(b.graph, *value, *sorted);
         }
@@ -55,13 +55,23 @@ pub fn unsort(graph: &mut Graph) -> Result<()> {
             if let Some(node) = b.graph.def_node(*value).map(|id| b.graph.node(id)) {
                 (b.loc, b.role, b.prefix) = (node.loc.clone(), node.role, node.name.clone());
             }
-            let new = repeated(&mut b, *of, *times)?;
+            // It may have been put back by this sort.
+            let back = sort.back.iter().find(|(back, _)| back == of);
+            let of = back.map_or(*of, |(_, sorted)| *sorted);
+            let new = repeated(&mut b, of, *times)?;
             replace(b.graph, *value, new);
         }
+        contents = b.contents;
+        order_by_reads(graph, &old)?;
     }
-    order_by_reads(graph, &old)?;
     dce(graph);
     Ok(())
+}
+
+/// Returns whether a graph has products by groups.
+pub fn has_groups(graph: &Graph) -> bool {
+    let mut nodes = graph.order().iter().map(|id| graph.node(*id));
+    nodes.any(|node| node.op == &GROUPED_MATMUL)
 }
 
 fn replace(graph: &mut Graph, old: ValueId, new: ValueId) {
@@ -130,8 +140,10 @@ impl<'a> Search<'a> {
         (!graph.is_output(v)).then_some(readers)
     }
 
+    /// Returns the only element of a number.
     fn number(&self, v: Option<ValueId>) -> Option<i64> {
-        self.contents.get(v?)?.first()?.as_const()
+        let v = v.filter(|v| self.graph.ty(*v).rank() == 0)?;
+        self.contents.get(v)?.first()?.as_const()
     }
 
     /// Follows the rows until all are put back.
@@ -161,6 +173,9 @@ impl<'a> Search<'a> {
                 if is_axis_0 && slot == 0 && back.contains(&node.operand(1)?) {
                     // An output has to stay what it is.
                     self.readers(node.outs[0])?;
+                    if !self.is_row_count(v) {
+                        return None;
+                    }
                     found.back.push((node.outs[0], v));
                     continue;
                 }
@@ -191,7 +206,9 @@ impl<'a> Search<'a> {
         for (reader, slot) in self.readers(order)? {
             let node = self.graph.node(reader);
             let out = node.outs[0];
-            if node.op == &GATHER && slot == 1 && node.attrs.int("axis") == 0 {
+            if self.graph.ty(order).rank() != 1 {
+                return None;
+            } else if node.op == &GATHER && slot == 1 && node.attrs.int("axis") == 0 {
                 let x = node.operand(0)?;
                 let held = self.graph.ty(x).dims.first()?.mul(&times.into());
                 if held.same(&self.rows) != Same::Yes {
@@ -243,7 +260,7 @@ impl<'a> Search<'a> {
         Some(())
     }
 
-    /// Whether a value is 0, 1, 2, …
+    /// Returns whether a value is 0, 1, 2, …
     fn counts_up(&self, v: ValueId) -> bool {
         let node = self.graph.def_node(v).map(|id| self.graph.node(id));
         let is_from = |slot: usize, n: i64| {
@@ -252,7 +269,7 @@ impl<'a> Search<'a> {
         node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
     }
 
-    /// Whether a node looks up rows of a table at sorted places.
+    /// Returns whether a node looks up rows of a table at sorted places.
     fn looks_up(&self, node: &Node, rows: &FxHashSet<ValueId>) -> bool {
         let [Some(table), Some(places)] = [0, 1].map(|slot| node.operand(slot)) else {
             return false;
@@ -264,7 +281,7 @@ impl<'a> Search<'a> {
             && !rows.contains(&table)
     }
 
-    /// Whether a node that reads a sorted value treats all rows alike.
+    /// Returns whether a node that reads a sorted value treats all rows alike.
     fn is_alike(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
         let is_known = |v: ValueId| rows.contains(&v);
         self.looks_up(self.graph.node(id), rows) || self.fitted(id, &is_known).is_some()
@@ -283,7 +300,7 @@ impl<'a> Search<'a> {
         (ins.all(is_lead) && found.outs.iter().all(is_lead)).then_some(found)
     }
 
-    /// Whether all operands with rows of a node that makes a sorted value are sorted.
+    /// Returns whether all operands with rows of a node that makes a sorted value are sorted.
     fn has_rows(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
         let node = self.graph.node(id);
         if self.looks_up(node, rows) {
@@ -337,6 +354,31 @@ mod tests {
         assert_eq!(sorts_left(halves, |_| {}), 0);
     }
 
+    /// The second sort takes what the first one, or itself, has put back.
+    #[test]
+    fn sorts_follow_each_other() {
+        let twice = "  %made_once = GroupedMatMul %y, %down, %sorted {transB=1}
+  %early = Gather %made_once, %early_back
+  %taken_again = Gather %early, %order
+  %z = GroupedMatMul %taken_again, %up, %sorted";
+        let between = format!(
+            "  %early_n = Squeeze %count, %axis_0
+  %early_numbers = Range %zero, %early_n, %one
+  %early_places = Unsqueeze %order, %all
+  %early_empty = Expand %zero, %count
+  %early_back = ScatterND %early_empty, %early_places, %early_numbers
+{twice}"
+        );
+        assert_eq!(sorts_left(&between, |_| {}), 0);
+        let mut graph = mixture_of_experts(&between);
+        infer(&mut graph).unwrap();
+        unsort(&mut graph).unwrap();
+        // Nothing is looked up any more but tokens and biases.
+        let nodes = graph.order().iter().map(|id| graph.node(*id));
+        let lookups = nodes.filter(|n| n.op == &GATHER).count();
+        assert_eq!(lookups, 2);
+    }
+
     #[test]
     fn a_sort_stays_if_something_reads_its_order() {
         for between in [
@@ -346,6 +388,11 @@ mod tests {
   %c = Unsqueeze %f, %axis_1
   %z = Add %y, %c",
             "  %m = ReduceMax %y, %axis_0 {keepdims=1}
+  %z = Add %y, %m",
+            // A place of the old order along another axis.
+            "  %g = Gather %y, %sorted {axis=1}
+  %d = CumSum %g, %one
+  %m = ReduceMax %d, %axis_1 {keepdims=1}
   %z = Add %y, %m",
             // Rows in their old order beside sorted ones.
             "  %c = Unsqueeze %share, %axis_1

@@ -866,10 +866,9 @@ impl<'g> Program<'g> {
                 return Some(format!("{name} moves results by way of the host: {reason}"));
             }
             if grouped::ROWS.contains(&step.node.op) {
-                let is_known = |slot| specialization.number(slot).is_some();
-                let group = step.ins.get(grouped::GROUP).copied().flatten();
-                let reason = format!("{name} waits until the host has read the groups of rows");
-                return (!group.is_some_and(is_known)).then_some(reason);
+                return Some(format!(
+                    "{name} waits until the host has read the groups of rows"
+                ));
             }
             if step.node.op.effect != Effect::Seeded {
                 return None;

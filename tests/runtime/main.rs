@@ -22,6 +22,8 @@ mod float8;
 #[cfg(feature = "torch")]
 mod fused;
 #[cfg(feature = "torch")]
+mod grouped;
+#[cfg(feature = "torch")]
 mod kernels;
 #[cfg(feature = "torch")]
 mod libtorch;

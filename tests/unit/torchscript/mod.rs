@@ -114,6 +114,33 @@ return torch._grouped_mm(a, torch.transpose(w, 1, 2), offs)";
 }
 
 #[test]
+fn counts_of_sorted_numbers_are_the_ends_of_their_groups() {
+    // Whether the product reads the sorted numbers themselves.
+    let reads_them = |sorted: &str, counts: &str, groups: i64| {
+        let body = format!(
+            "\
+s, o = torch.sort(ids)
+c = torch.histc(torch.to({sorted}, 6), {counts})
+ends = torch.cumsum(c, 0, dtype=3)
+return torch._grouped_mm(x, w, ends)"
+        );
+        let saved = Saved::new("x: Tensor, w: Tensor, ids: Tensor -> Tensor", &body);
+        let w = format!("w:f32[{groups},8,4]");
+        let graph = model(&saved, &["x:f32[rows,8]", &w, "ids:i64[rows]"]);
+        let graph = graph.unwrap_or_else(|e| panic!("{e}")).graph;
+        let mut nodes = graph.order().iter().map(|id| graph.node(*id));
+        let product = nodes.find(|n| n.op.name == "GroupedMatMul").unwrap();
+        let maker = product.operand(2).and_then(|v| graph.def_node(v));
+        graph.node(maker.unwrap()).op.name == "TopK"
+    };
+    assert!(reads_them("s", "4, 0, 3", 4));
+    assert!(reads_them("s", "128, 0, 127", 128));
+    assert!(!reads_them("ids", "4, 0, 3", 4));
+    assert!(!reads_them("s", "4, 1, 4", 4));
+    assert!(!reads_them("torch.to(s, 11)", "2, 0, 1", 2));
+}
+
+#[test]
 fn control_flow_that_the_file_decides_is_followed() {
     let body = "\
 y = x

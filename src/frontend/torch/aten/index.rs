@@ -16,7 +16,7 @@ pub const FORMULAS: &[Formula] = &[
     "argwhere(self: t) => nonzero(self)",
     "gather(self: t, dim: i, index: t, *, sparse_grad: b?) => GatherElements(self, index, axis=axis(self, dim))",
     // The number of elements in each of `bins` equal intervals of [min, max], of which the last one includes its end.
-    "histc(self: t, bins: i = 100, min: f = 0.0, max: f = 0.0) => is_whole(self) & min == 0 & max == bins - 1 ? \
+    "histc(self: t, bins: i = 100, min: f = 0.0, max: f = 0.0) => is_whole(self) & min == 0 & min < max & max == bins - 1 ? \
      (x = Reshape(self, [-1]); numbers = in_type(Range(whole(0), whole(bins), whole(1)), dtype(x)); \
      hits = Cast(Equal(Unsqueeze(x, [1]), numbers), to=dtype(x)); \
      ReduceSum(hits, [0], keepdims=0, noop_with_empty_axes=1)) : is_float(self) & min < max & bins >= 1 ? \

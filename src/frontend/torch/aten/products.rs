@@ -7,8 +7,9 @@ use super::signature::{Call, Formula, Op};
 use crate::frontend::lower::standard;
 use ckpt_passes::Result;
 use ckpt_passes::ir::same_dims;
-use ckpt_passes::ir::{Attrs, DType, Dim, Emit, OpDef, ValueId};
+use ckpt_passes::ir::{Attrs, DType, Dim, Emit, OpDef, Same, ValueId};
 use ckpt_passes::ops::cast::CAST;
+use ckpt_passes::ops::fill::RANGE;
 use ckpt_passes::ops::reduce::REDUCE_SUM;
 use ckpt_passes::ops::scan::CUM_SUM;
 use ckpt_passes::ops::select::TOP_K;
@@ -214,7 +215,8 @@ fn grouped(c: &mut Call, x: &str, weight: &str) -> Result<Value> {
     let Some(ends) = c.opt_value("offs")? else {
         return Err(c.unsupported("a grouped product without `offs`"));
     };
-    if c.rank(x) != 2 || !(2..=3).contains(&c.rank(weight)) || c.has("bias") {
+    let ranks = [x, weight, ends].map(|v| c.rank(v));
+    if !matches!(ranks, [2, 2 | 3, 1]) || c.has("bias") {
         return Err(c
             .unsupported("this grouped product")
             .expected("a matrix, then a matrix or one for each group, and no bias")
@@ -256,7 +258,9 @@ fn known_size(c: &Call, v: ValueId, axis: usize) -> Result<i64> {
 
 /// Returns the group of each row of `x`, from the rows at which groups end: the number of groups that end before it.
 fn groups_of_rows(c: &mut Call, ends: ValueId, x: ValueId) -> Result<ValueId> {
-    if let Some(sorted) = counted(&c.low.b, ends) {
+    let rows = c.low.b.ty(x).dims[0].clone();
+    let sorted = counted(&c.low.b, ends);
+    if let Some(sorted) = sorted.filter(|v| c.low.b.ty(*v).dims[0].same(&rows) == Same::Yes) {
         return c.low.b.cast(sorted, DType::I64);
     }
     let places = c.low.b.positions(x, 0)?;
@@ -268,14 +272,16 @@ fn groups_of_rows(c: &mut Call, ends: ValueId, x: ValueId) -> Result<ValueId> {
 }
 
 /// Returns the sorted numbers whose running counts these ends are, if they are. So they are the groups of the rows that they
-/// lie beside.
+/// lie beside. They are indices, and none is negative.
 fn counted(b: &dyn Emit, ends: ValueId) -> Option<ValueId> {
-    // Looks through casts, and through new shapes of vectors.
+    // Looks through casts that keep counts and indices, and through new shapes of vectors.
     let uncast = |mut v: ValueId| {
         while let Some(node) = b.def_node(v).map(|id| b.node(id)) {
             let x = node.ins.first().copied().flatten()?;
-            let is_vector = b.rank(x) == 1 && b.rank(v) == 1;
-            match node.op == &CAST || node.op == &shape::RESHAPE && is_vector {
+            let keeps = [DType::I32, DType::I64, DType::F32, DType::F64];
+            let is_cast = node.op == &CAST && keeps.contains(&b.ty(v).dtype);
+            let is_vector = node.op == &shape::RESHAPE && b.rank(x) == 1 && b.rank(v) == 1;
+            match is_cast || is_vector {
                 true => v = x,
                 false => break,
             }
@@ -287,26 +293,27 @@ fn counted(b: &dyn Emit, ends: ValueId) -> Option<ValueId> {
         let ins = (node.ins[0]?, (*node.ins.get(1)?)?);
         (node.op == op).then_some(ins)
     };
-    let is_list = |v: ValueId, list: &[i64]| {
-        let known = uncast(v).and_then(|v| b.known(v));
-        known.is_some_and(|k| {
-            k.iter()
-                .map(Dim::as_const)
-                .eq(list.iter().copied().map(Some))
-        })
+    let number = |v: ValueId| b.known(v)?.first()?.as_const();
+    let is_axis = |v: ValueId, axis: i64| b.known(v).is_some_and(|k| *k == [Dim::from(axis)]);
+    let groups = b.ty(ends).dims.first()?.as_const()?;
+    let counts_groups = |v: ValueId| {
+        let v = uncast(v)?;
+        if let Some(known) = b.known(v) {
+            return Some(known.iter().map(Dim::as_const).eq((0..groups).map(Some)));
+        }
+        let node = b.node(b.def_node(v)?);
+        let is_range =
+            node.op == &RANGE && number(node.ins[0]?)? == 0 && number(node.ins[2]?)? == 1;
+        Some(is_range && number(node.ins[1]?)? == groups)
     };
     let (counts, axis) = operands(ends, &CUM_SUM)?;
+    let running = b.node(b.def_node(uncast(ends)?)?).attrs;
+    let is_plain = running.int("exclusive") == 0 && running.int("reverse") == 0;
     let (hits, axes) = operands(counts, &REDUCE_SUM)?;
     let (column, numbers) = operands(hits, &logic::EQUAL)?;
     let (sorted, behind) = operands(column, &shape::UNSQUEEZE)?;
-    let all: Vec<i64> = (0..b.ty(ends).dims.first()?.as_const()?).collect();
-    let lists = [
-        (axis, &[0][..]),
-        (axes, &[0]),
-        (behind, &[1]),
-        (numbers, &all),
-    ];
-    if !lists.into_iter().all(|(v, list)| is_list(v, list)) {
+    let is_counted = is_axis(axis, 0) && is_axis(axes, 0) && is_axis(behind, 1);
+    if !is_plain || !is_counted || !counts_groups(numbers)? {
         return None;
     }
     let sorted = uncast(sorted)?;
