@@ -53,9 +53,7 @@ pub fn mixture_of_experts(between: &str) -> Graph {
   %token = Div %whole, %two
   %taken = Gather %rows, %token
   %own_share = Gather %share, %order
-  %product = GroupedMatMul %taken, %up, %sorted
-  %bias = Gather %biases, %sorted
-  %y = Add %product, %bias
+  %y = GroupedMatMul %taken, %up, %sorted
 {between}
   %made = GroupedMatMul %z, %down, %sorted {{transB=1}}
   %column = Unsqueeze %own_share, %axis_1

@@ -12,6 +12,7 @@ use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, PlanRequest, Policy
 use ckpt_passes::testing::mixture_of_experts;
 use ckpt_passes::transform::lora::Lora;
 use ckpt_passes::transform::loss::Loss;
+use ckpt_passes::transform::tile::Tile;
 use std::collections::BTreeMap;
 use std::path::Path;
 use tch::{Kind, Tensor};
@@ -42,7 +43,10 @@ fn compile_fixture(model: &str, request: &Request) -> (Graph, Option<u64>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"));
     let path = path.join("fixtures").join(model).join("model.onnx");
     let mut graph = match model {
-        "mixture of experts" => mixture_of_experts("  %z = Tanh %y"),
+        "experts" => mixture_of_experts("  %z = Tanh %y"),
+        "experts with biases" => {
+            mixture_of_experts("  %bias = Gather %biases, %sorted\n  %z = Add %y, %bias")
+        }
         _ => frontend::read(&path).unwrap().graph,
     };
     let done = compile(&mut graph, request, &mut Watch::default())
@@ -121,20 +125,36 @@ fn assert_close(whole: &BTreeMap<String, Tensor>, parts: &BTreeMap<String, Tenso
 #[test]
 fn a_mixture_of_experts_is_cut_along_its_sequence() {
     let _turn = torch::alone();
-    let model = "mixture of experts";
-    let (graph, _) = compiled(model, "causal-lm", 1, Policy::NONE.into());
-    let (whole, _) = run(&graph);
-    for chunks in [2, 3, 5] {
-        let what = format!("{chunks} chunks");
-        let (parts, _) = run(&compiled(model, "causal-lm", chunks, Policy::NONE.into()).0);
-        assert_close(&whole, &parts, &what);
-        let (graph, predicted) = compiled(model, "causal-lm", chunks, Policy::CHUNKS.into());
-        let (planned, peak) = run(&graph);
-        assert_eq!(Some(peak), predicted, "{what}");
-        for (name, x) in &planned {
-            assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
+    for model in ["experts", "experts with biases"] {
+        let (whole, _) = run(&compiled(model, "causal-lm", 1, Policy::NONE.into()).0);
+        for chunks in [2, 3, 5] {
+            let what = format!("{model} in {chunks} chunks");
+            let (parts, _) = run(&compiled(model, "causal-lm", chunks, Policy::NONE.into()).0);
+            assert_close(&whole, &parts, &what);
+            let (graph, predicted) = compiled(model, "causal-lm", chunks, Policy::CHUNKS.into());
+            let (planned, peak) = run(&graph);
+            assert_eq!(Some(peak), predicted, "{what}");
+            for (name, x) in &planned {
+                assert!(torch::same_bits(x, &parts[name]), "{what}: {name}");
+            }
         }
     }
+}
+
+/// The rows of a chunk are sorted as those of the whole.
+#[test]
+fn experts_are_computed_in_chunks_of_their_rows() {
+    let _turn = torch::alone();
+    let mut request = request("causal-lm", 1, Policy::NONE.into());
+    let (whole, _) = run(&compile_fixture("experts", &request).0);
+    request.tile.mlp = Tile::Chunks(3);
+    let (graph, predicted) = compile_fixture("experts", &request);
+    let nodes = graph.order().iter().map(|id| graph.node(*id));
+    let gradients = nodes.filter(|n| n.op.name == "GroupedWeightGrad").count();
+    assert_eq!(gradients, 6, "two matrices in three chunks");
+    let (parts, peak) = run(&graph);
+    assert_eq!(Some(peak), predicted);
+    assert_close(&whole, &parts, "3 chunks of rows");
 }
 
 /// Returns a budget, the policy that keeps what later chunks read, and both with results that wait outside.
