@@ -55,8 +55,7 @@ fn rows_in_any_order_are_multiplied_by_their_matrix() {
             let matrix = b.select(0, at);
             y += &own * x.matmul(&matrix);
             dx += &own * dy.matmul(&matrix.transpose(0, 1));
-            let _ = db
-                .select(0, at)
+            db.select(0, at)
                 .copy_(&(&own * &x).transpose(0, 1).matmul(&dy));
         }
         for (at, exact) in [(0, &y), (1, &dx), (2, &db)] {
