@@ -32,7 +32,7 @@ const MOST_GROUPS: i64 = 1 << 16;
 const COPIED_ELEMENTS: i64 = 1 << 20;
 const CUDA_COPIED_ELEMENTS: i64 = 1 << 24;
 
-/// x[r]·B[group[r]] for each row r, `[rows, in]` and `[groups, in, out]` to `[rows, out]`. With `transB` the matrices are
+/// `x[r]·B[group[r]]` for each row r, `[rows, in]` and `[groups, in, out]` to `[rows, out]`. With `transB` the matrices are
 /// `[out, in]`. (`torch._grouped_mm` of a matrix and a batch of matrices.)
 pub static GROUPED_MATMUL: OpDef = OpDef {
     aten: &["aten._grouped_mm"],
