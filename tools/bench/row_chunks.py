@@ -67,11 +67,11 @@ def main() -> int:
     least_whole = min(map(min, times[WHOLE]))
     for name, rounds in times.items():
         middle = statistics.median(a / b for a, b in zip(middles[name], middles[WHOLE], strict=True))
-        spent = [step for steps in rounds for step in steps]
-        least = min(spent) / least_whole
+        every = [step for steps in rounds for step in steps]
+        least = min(every) / least_whole
         if middle > given.limit:
             wrong.append(f"{name}: {middle:.3f} times the whole step")
-        cells = f"{peaks[name] / 2**20:.1f} | {statistics.median(spent):.0f} | {min(spent):.0f}"
+        cells = f"{peaks[name] / 2**20:.1f} | {statistics.median(every):.0f} | {min(every):.0f}"
         lines.append(f"| {name} | {cells} | {middle:.3f} | {least:.3f} |")
     print(*lines, sep="\n")
     return page.finish("Rows in chunks", lines, [], list(dict.fromkeys(wrong)), given.page)
