@@ -246,7 +246,7 @@ fn more_queries_than_keys_and_single_ones() {
         },
         // Two of three heads at once.
         Shape {
-            rows: [70, 3500],
+            rows: [70, 1750],
             heads: [3, 3],
             lead: 1,
             sizes: [4, 4],
