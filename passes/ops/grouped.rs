@@ -28,7 +28,7 @@ pub const GROUPS: &str = "groups";
 /// Most groups: a body lists them.
 const MOST_GROUPS: i64 = 1 << 16;
 
-/// Elements of copied rows, of both sides together, that a kernel holds at a time.
+/// The most elements in a kernel's copies of rows, both matrices together: on a CPU, and on a CUDA device.
 const COPIED_ELEMENTS: i64 = 1 << 20;
 const CUDA_COPIED_ELEMENTS: i64 = 1 << 24;
 
@@ -156,7 +156,8 @@ pub fn rows_at_once(device: DeviceKind, rows: i64, width: i64) -> i64 {
         DeviceKind::Cpu => COPIED_ELEMENTS,
         DeviceKind::Cuda => CUDA_COPIED_ELEMENTS,
     };
-    (most / width.max(1)).clamp(1, rows.max(1))
+    // As on a CPU, whose limit is the one given here.
+    DeviceKind::Cpu.rows_at_once(most, rows, width)
 }
 
 /// The rows of all groups, one group after the other, ascending in each.

@@ -1,4 +1,4 @@
-//! A decoder with a mixture of experts as PyTorch exports it: tokens are sorted by expert, multiplied, and put back.
+//! A decoder with a mixture of experts as PyTorch exports it: it sorts the tokens by expert, multiplies them, and restores their order.
 
 use super::Random;
 use crate::ir::Graph;

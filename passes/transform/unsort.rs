@@ -11,7 +11,9 @@ use super::order::order_by_reads;
 use crate::error::Result;
 use crate::ir::typing::Contents;
 use crate::ir::{Dim, Graph, Node, NodeId, Same, ValueId};
+use crate::ops::Builder;
 use crate::ops::arith::{DIV, MOD, SUB};
+use crate::ops::attention::repeated;
 use crate::ops::batch_axes::{Fit, FitCx, Rows, fit};
 use crate::ops::fill::RANGE;
 use crate::ops::grouped::GROUPED_MATMUL;
@@ -19,14 +21,13 @@ use crate::ops::index::GATHER;
 use crate::ops::scatter::SCATTER_ND;
 use crate::ops::select::TOP_K;
 use crate::ops::shape::{SHAPE, SIZE, UNSQUEEZE};
-use crate::ops::{Builder, EmitExt};
 use rustc_hash::FxHashSet;
 
 /// A sort of rows that changes nothing but their order until they are put back.
 struct Sorting {
-    /// Values that are brought into the order of the sort, and what they are made of: the rows of a value, each repeated so often.
+    /// Sorted values, each with the value whose rows were sorted, and how often each row was repeated first.
     taken: Vec<(ValueId, ValueId, i64)>,
-    /// Values that are brought back, and the sorted ones.
+    /// Values whose old order was restored, each with the sorted value.
     back: Vec<(ValueId, ValueId)>,
 }
 
@@ -49,7 +50,7 @@ pub fn unsort(graph: &mut Graph) -> Result<()> {
         let old = graph.order().to_vec();
         let mut b = Builder::resume(graph, contents);
         for (value, sorted) in &sort.back {
-            replace(b.graph, *value, *sorted);
+            b.graph.replace_uses(*value, *sorted);
         }
         for (value, of, times) in &sort.taken {
             if let Some(node) = b.graph.def_node(*value).map(|id| b.graph.node(id)) {
@@ -58,8 +59,8 @@ pub fn unsort(graph: &mut Graph) -> Result<()> {
             // It may have been put back by this sort.
             let back = sort.back.iter().find(|(back, _)| back == of);
             let of = back.map_or(*of, |(_, sorted)| *sorted);
-            let new = repeated(&mut b, of, *times)?;
-            replace(b.graph, *value, new);
+            let new = repeated(&mut b, of, 0, *times)?;
+            b.graph.replace_uses(*value, new);
         }
         contents = b.contents;
         order_by_reads(graph, &old)?;
@@ -72,31 +73,6 @@ pub fn unsort(graph: &mut Graph) -> Result<()> {
 pub fn has_groups(graph: &Graph) -> bool {
     let mut nodes = graph.order().iter().map(|id| graph.node(*id));
     nodes.any(|node| node.op == &GROUPED_MATMUL)
-}
-
-fn replace(graph: &mut Graph, old: ValueId, new: ValueId) {
-    for reader in graph.value(old).uses().to_vec() {
-        graph.set_operand(reader.node, reader.slot, Some(new));
-    }
-}
-
-/// Emits `x` with each row repeated.
-fn repeated(b: &mut Builder, x: ValueId, times: i64) -> Result<ValueId> {
-    if times == 1 {
-        return Ok(x);
-    }
-    let rank = b.rank(x);
-    let mut sizes = vec![1; rank + 1];
-    sizes[1] = times;
-    let wide = b.unsqueeze(x, &[1])?;
-    let sizes = b.ints(&sizes);
-    let wide = b.expand(wide, sizes)?;
-    let rest: Vec<ValueId> = (1..rank)
-        .map(|axis| b.axis_vector(x, axis))
-        .collect::<Result<_>>()?;
-    let all = b.ints(&[-1]);
-    let shape = b.concat(&[&[all], &rest[..]].concat(), 0)?;
-    b.reshape_to(wide, shape)
 }
 
 /// The search for what a sort does to rows.

@@ -1,4 +1,4 @@
-//! Products by groups of rows that lie in any order, with so many rows of a group that they are copied in several parts.
+//! Grouped products of rows in any order, with more rows in a group than the kernel copies at once.
 
 use crate::support::torch;
 

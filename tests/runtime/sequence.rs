@@ -15,7 +15,7 @@ use ckpt_passes::transform::loss::Loss;
 use ckpt_passes::transform::tile::Tile;
 use std::collections::BTreeMap;
 use std::path::Path;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 const SEQ: i64 = 29;
 
@@ -90,7 +90,7 @@ fn chunks_of_the_sequence_make_the_whole() {
             let what = format!("{model} in {chunks} chunks");
             let (graph, _) = compiled(model, loss, chunks, Policy::NONE.into());
             let (parts, unplanned_peak) = run(&graph);
-            assert_close(&whole, &parts, &what);
+            torch::assert_within(&parts, &whole, 2e-5, &what);
             let mut outside = Vec::new();
             for plan in plans() {
                 let (graph, predicted) = compiled(model, loss, chunks, plan);
@@ -108,19 +108,6 @@ fn chunks_of_the_sequence_make_the_whole() {
     }
 }
 
-fn assert_close(whole: &BTreeMap<String, Tensor>, parts: &BTreeMap<String, Tensor>, what: &str) {
-    assert!(whole.keys().eq(parts.keys()), "{what}");
-    for (name, a) in whole {
-        let (a, b) = (a.to_kind(Kind::Double), parts[name].to_kind(Kind::Double));
-        let most = a.abs().max().double_value(&[]).max(1e-6);
-        let gap = (&a - &b).abs().max().double_value(&[]);
-        assert!(
-            gap <= 2e-5 * most,
-            "{what}: {name} is off by {gap} of {most}"
-        );
-    }
-}
-
 /// Chunks take their tokens in the old order, the whole sorts them by expert.
 #[test]
 fn a_mixture_of_experts_is_cut_along_its_sequence() {
@@ -130,7 +117,7 @@ fn a_mixture_of_experts_is_cut_along_its_sequence() {
         for chunks in [2, 3, 5] {
             let what = format!("{model} in {chunks} chunks");
             let (parts, _) = run(&compiled(model, "causal-lm", chunks, Policy::NONE.into()).0);
-            assert_close(&whole, &parts, &what);
+            torch::assert_within(&parts, &whole, 2e-5, &what);
             let (graph, predicted) = compiled(model, "causal-lm", chunks, Policy::CHUNKS.into());
             let (planned, peak) = run(&graph);
             assert_eq!(Some(peak), predicted, "{what}");
@@ -154,7 +141,7 @@ fn experts_are_computed_in_chunks_of_their_rows() {
     assert_eq!(gradients, 6, "two matrices in three chunks");
     let (parts, peak) = run(&graph);
     assert_eq!(Some(peak), predicted);
-    assert_close(&whole, &parts, "3 chunks of rows");
+    torch::assert_within(&parts, &whole, 2e-5, "3 chunks of rows");
 }
 
 /// Returns a budget, the policy that keeps what later chunks read, and both with results that wait outside.

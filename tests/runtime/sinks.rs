@@ -132,16 +132,6 @@ fn inputs(graph: &Graph) -> Outputs {
         .collect()
 }
 
-fn same_within(found: &Outputs, expected: &Outputs, rounding: f64) {
-    assert!(found.keys().eq(expected.keys()));
-    for (name, a) in expected {
-        let (a, b) = (a.to_kind(Kind::Double), found[name].to_kind(Kind::Double));
-        let most = a.abs().max().double_value(&[]).max(1e-6);
-        let gap = (&a - &b).abs().max().double_value(&[]);
-        assert!(gap <= rounding * most, "{name} is off by {gap} of {most}");
-    }
-}
-
 #[test]
 fn sinks_leave_no_scores_and_change_no_gradient() {
     let _turn = torch::alone();
@@ -158,7 +148,7 @@ fn sinks_leave_no_scores_and_change_no_gradient() {
         let mut results = nodes().flat_map(|n| &n.outs);
         assert!(!results.any(|v| graph.ty(*v).dtype.is_float() && has_scores(&graph.ty(*v).dims)));
         let (unplanned, peak) = run(&graph);
-        same_within(&unplanned, &exported, 1e-5);
+        torch::assert_within(&unplanned, &exported, 1e-5, "sinks");
         let budget = PlanRequest {
             effort: Effort::First,
             ..Budget::Percent(90.0).into()
@@ -188,7 +178,7 @@ fn a_gradient_beside_a_sink_runs_in_tiles() {
     // The first layer has a window.
     assert_eq!((taken.flash, taken.tiles), (1, 3));
     let found = program.run(&inputs).unwrap().outputs.into_iter().collect();
-    same_within(&found, &run(&graph).0, 1e-5);
+    torch::assert_within(&found, &run(&graph).0, 1e-5, "sinks");
 }
 
 /// A query that sees no key gives all its weight to the sink, whatever number hides the keys.
@@ -216,7 +206,7 @@ fn padding_leaves_queries_to_the_sink() {
         let (fused, _) = compiled(&padded, true, 1, Policy::NONE.into());
         let nodes = fused.order().iter().map(|id| fused.node(*id));
         assert_eq!(nodes.filter(|n| n.op == &ATTENTION).count(), 2, "{low}");
-        same_within(&run(&fused).0, &run(&exported).0, 1e-5);
+        torch::assert_within(&run(&fused).0, &run(&exported).0, 1e-5, low);
     }
 }
 
@@ -231,5 +221,5 @@ fn sinks_beside_16_bit_operands() {
     let (fused, _) = compiled(&narrow, true, 1, Policy::NONE.into());
     let nodes = fused.order().iter().map(|id| fused.node(*id));
     assert_eq!(nodes.filter(|n| n.op == &ATTENTION).count(), 2);
-    same_within(&run(&fused).0, &run(&exported).0, 8.0 / 256.0);
+    torch::assert_within(&run(&fused).0, &run(&exported).0, 8.0 / 256.0, "sinks");
 }

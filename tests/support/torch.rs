@@ -73,6 +73,25 @@ pub fn same_bits(a: &Tensor, b: &Tensor) -> bool {
         && ckpt_torch::bytes::read(a).unwrap() == ckpt_torch::bytes::read(b).unwrap()
 }
 
+/// Fails unless all tensors agree, each within this share of its largest element.
+pub fn assert_within(
+    found: &BTreeMap<String, Tensor>,
+    expected: &BTreeMap<String, Tensor>,
+    share: f64,
+    what: &str,
+) {
+    assert!(found.keys().eq(expected.keys()), "{what}");
+    for (name, a) in expected {
+        let [a, b] = [a, &found[name]].map(|x| x.to_kind(tch::Kind::Double));
+        let most = a.abs().max().double_value(&[]).max(1e-6);
+        let gap = (&a - &b).abs().max().double_value(&[]);
+        assert!(
+            gap <= share * most,
+            "{what}: {name} is off by {gap} of {most}"
+        );
+    }
+}
+
 /// The names of a graph's ops, for messages.
 pub fn ops(graph: &Graph) -> String {
     let names: Vec<&str> = graph

@@ -58,7 +58,7 @@ LEFT_OUT = {
     "GatherGrad": "made by rules, of gradients; tests/properties/numeric.rs differentiates it",
     "ConvInputGrad": "made by rules, of gradients; tests/properties/numeric.rs differentiates it",
     "ConvWeightGrad": "made by rules, of gradients; tests/properties/numeric.rs differentiates it",
-    "GroupedMatMul": "of no ONNX op; tools/tables/aten.py compares it with PyTorch's, tools/tables/sweep.py in whole models",
+    "GroupedMatMul": "of no ONNX op; tools/tables/aten.py compares it with PyTorch's, tools/oracle/sweep.py in whole models",
     "GroupedWeightGrad": "made by rules, of gradients; tests/properties/numeric.rs differentiates it",
     "Accumulate": "made by tiling, of gradients; tests/properties/numeric.rs differentiates it",
     "AddProduct": "made by tiling, of gradients; tests/properties/numeric.rs differentiates it",

@@ -153,8 +153,10 @@ fn rows_of(cx: &mut BodyCx, at: usize, segments: usize) -> Result<Rows> {
         None => 1,
     };
     let (q, k, v) = (cx.widened(q)?, cx.widened(k)?, cx.widened(v)?);
-    let k = Term(repeated(cx.b, k.0, groups)?);
-    let v = Term(repeated(cx.b, v.0, groups)?);
+    // Without heads, nothing is repeated.
+    let heads = rank.saturating_sub(3);
+    let k = Term(repeated(cx.b, k.0, heads, groups)?);
+    let v = Term(repeated(cx.b, v.0, heads, groups)?);
     let dtype = cx.ty(q.0).dtype;
     let keys = swap_last(cx, k)?;
     let scale = f64::from(cx.attrs.float("scale"));
@@ -211,23 +213,25 @@ fn hidden(cx: &mut BodyCx, scores: Term, seen: ValueId) -> Result<Term> {
     cx.bind(select(seen, scores, f64::NEG_INFINITY))
 }
 
-/// Each head `times` times in a row: of [.., heads, rows, columns].
-pub fn repeated(b: &mut dyn Emit, x: ValueId, times: i64) -> Result<ValueId> {
+/// Returns `x` with each index of an axis repeated `times` times in a row.
+pub fn repeated(b: &mut dyn Emit, x: ValueId, axis: usize, times: i64) -> Result<ValueId> {
     if times == 1 {
         return Ok(x);
     }
     let rank = b.rank(x);
-    let apart = b.unsqueeze(x, &[rank as i64 - 2])?;
+    let apart = b.unsqueeze(x, &[axis as i64 + 1])?;
     let mut group = vec![1; rank + 1];
-    group[rank - 2] = times;
+    group[axis + 1] = times;
     let group = b.ints(&group);
     let wide = b.expand(apart, group)?;
-    let heads = b.sizes(x, rank - 3..rank - 2)?;
+    let size = b.sizes(x, axis..axis + 1)?;
     let times = b.ints(&[times]);
-    let heads = b.mul(heads, times)?;
-    let mut shape = vec![heads, b.sizes(x, rank - 2..rank)?];
-    if rank > 3 {
-        shape.insert(0, b.sizes(x, 0..rank - 3)?);
+    let mut shape = vec![b.mul(size, times)?];
+    if axis + 1 < rank {
+        shape.push(b.sizes(x, axis + 1..rank)?);
+    }
+    if axis > 0 {
+        shape.insert(0, b.sizes(x, 0..axis)?);
     }
     let shape = b.concat(&shape, 0)?;
     b.reshape_to(wide, shape)

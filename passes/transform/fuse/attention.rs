@@ -139,7 +139,7 @@ fn mean_in_empty_rows(b: &mut Builder, y: ValueId, lse: ValueId, v: ValueId) -> 
     if rank > 2 {
         let heads = |b: &Builder, x: ValueId| b.ty(x).dims[rank - 3].clone();
         let groups = attention::groups(&heads(b, y), &heads(b, v)).unwrap_or(1);
-        mean = attention::repeated(b, mean, groups)?;
+        mean = attention::repeated(b, mean, rank - 3, groups)?;
     }
     b.emit(&logic::WHERE, &[sees, y, mean], Attrs::new())
 }

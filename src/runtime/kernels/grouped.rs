@@ -115,7 +115,7 @@ fn first_of_run(rows: &[i64]) -> Option<i64> {
     (last - first + 1 == rows.len() as i64).then_some(*first)
 }
 
-/// Room for copies of some rows of two matrices, and for their numbers.
+/// Buffers for copies of rows of two matrices, and for the numbers of these rows.
 struct Copies {
     at_once: usize,
     numbers: Tensor,

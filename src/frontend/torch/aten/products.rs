@@ -256,7 +256,7 @@ fn known_size(c: &Call, v: ValueId, axis: usize) -> Result<i64> {
     size.ok_or_else(|| c.fail("shape", "the number of groups is not known"))
 }
 
-/// Returns the group of each row of `x`, from the rows at which groups end: the number of groups that end before it.
+/// Returns the group of each row of `x`: the number of groups that end at this row or before it.
 fn groups_of_rows(c: &mut Call, ends: ValueId, x: ValueId) -> Result<ValueId> {
     let rows = c.low.b.ty(x).dims[0].clone();
     let sorted = counted(&c.low.b, ends);
