@@ -30,9 +30,10 @@ using ckpt::Product;
 
 // Columns of the kernel's rectangle. With kRows rows, 24 of the 32 registers hold sums.
 constexpr int64_t kColumns = 32;
-// A block's inner size, columns of `b` (they stay in the L2 cache, one panel of `a` in L1), and rows of `a`.
+// A block's inner size, columns of `b` (they stay in the L2 cache beside the lines fetched for the next block, one panel of
+// `a` in L1), and rows of `a`.
 constexpr int64_t kInner = 384;
-constexpr int64_t kBlockColumns = 384;
+constexpr int64_t kBlockColumns = 192;
 constexpr int64_t kBlockRows = 128 * kRows;
 // With at most this many rows, contiguous rows of `b` are read in place, because packing them costs more than it gains.
 constexpr int64_t kFewRows = 4 * kRows;
@@ -118,30 +119,60 @@ CKPT_AVX512 void pack_rows(const Matrix& a, int64_t i0, int64_t rows, int64_t k0
   }
 }
 
-// Packs a k-major panel of `kColumns` columns, padded with zeros.
+// Packs columns into consecutive k-major panels of `kColumns` columns, the last one padded with zeros.
 CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_t j0, int64_t columns, float* to) {
-  const float* from = b.at(k0, j0);
   if (b.column == 1) {
-    const __mmask16 first = first_lanes(columns), second = first_lanes(columns - 16);
+    // Row by row, because rows may lie far apart.
     for (int64_t k = 0; k < inner; ++k) {
-      _mm512_storeu_ps(to + k * kColumns, _mm512_maskz_loadu_ps(first, from + k * b.row));
-      _mm512_storeu_ps(to + k * kColumns + 16, _mm512_maskz_loadu_ps(second, from + k * b.row + 16));
+      const float* from = b.at(k0 + k, j0);
+      float* panel = to + k * kColumns;
+      for (int64_t j = 0; j < columns; j += kColumns, panel += kColumns * inner) {
+        _mm512_storeu_ps(panel, _mm512_maskz_loadu_ps(first_lanes(columns - j), from + j));
+        _mm512_storeu_ps(panel + 16, _mm512_maskz_loadu_ps(first_lanes(columns - j - 16), from + j + 16));
+      }
     }
     return;
   }
-  int64_t done = 0;
-  if (b.row == 1 && columns == kColumns) {
-    for (; done + 16 <= inner; done += 16) {
-      transpose(from + done, b.column, 16, to + done * kColumns, kColumns);
-      transpose(from + done + 16 * b.column, b.column, 16, to + done * kColumns + 16, kColumns);
+  for (int64_t j = 0; j < columns; j += kColumns, to += kColumns * inner) {
+    const int64_t width = std::min(kColumns, columns - j);
+    const float* from = b.at(k0, j0 + j);
+    int64_t k = 0;
+    if (b.row == 1 && width == kColumns) {
+      for (; k + 16 <= inner; k += 16) {
+        transpose(from + k, b.column, 16, to + k * kColumns, kColumns);
+        transpose(from + k + 16 * b.column, b.column, 16, to + k * kColumns + 16, kColumns);
+      }
     }
-  }
-  for (int64_t k = done; k < inner; ++k) {
-    for (int64_t j = 0; j < kColumns; ++j) {
-      to[k * kColumns + j] = j < columns ? from[k * b.row + j * b.column] : 0.0f;
+    for (; k < inner; ++k) {
+      for (int64_t q = 0; q < kColumns; ++q) to[k * kColumns + q] = q < width ? from[k * b.row + q * b.column] : 0.0f;
     }
   }
 }
+
+// The cache lines that packing a block will read. The kernel fetches them while it computes, because otherwise packing waits
+// for memory.
+class Prefetch {
+ public:
+  // Nothing to fetch.
+  Prefetch() = default;
+  Prefetch(const Matrix& b, int64_t k0, int64_t inner, int64_t j0, int64_t columns) : at_(b.at(k0, j0)) {
+    if (b.column == 1) {
+      rows_ = inner, stride_ = b.row, row_end_ = columns;
+    } else if (b.row == 1) {
+      rows_ = columns, stride_ = b.column, row_end_ = inner;
+    }
+  }
+  CKPT_AVX512 void next() {
+    if (rows_ == 0) return;
+    _mm_prefetch(reinterpret_cast<const char*>(at_ + in_row_), _MM_HINT_T1);
+    in_row_ += 16;
+    if (in_row_ >= row_end_) in_row_ = 0, at_ += stride_, --rows_;
+  }
+
+ private:
+  const float* at_ = nullptr;
+  int64_t rows_ = 0, stride_ = 0, row_end_ = 0, in_row_ = 0;
+};
 
 // How a sum becomes an element of `out`: alpha·sum, plus beta times the term of `c`.
 struct Epilogue {
@@ -174,13 +205,18 @@ CKPT_AVX512 inline void finish(const Epilogue& e, int64_t i, int64_t first, __m5
   _mm512_mask_storeu_ps(e.out + i * e.out_row + first, mask, sum);
 }
 
+// Steps of the kernel's loop for each line that it fetches.
+constexpr int64_t kStepsPerLine = 8;
+
 // Multiplies `Rows` rows of a panel by a panel of columns whose rows are `b_row` apart.
 template <int Rows>
-CKPT_AVX512 void multiply(const float* a, const float* b, int64_t b_row, int64_t inner, const Epilogue& e) {
+CKPT_AVX512 void multiply(const float* a, const float* b, int64_t b_row, int64_t inner, const Epilogue& e,
+                          Prefetch& prefetch) {
   __m512 sums[Rows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   for (int64_t k = 0; k < inner; ++k) {
+    if (k % kStepsPerLine == 0) prefetch.next();
     const __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
 #pragma GCC unroll 12
     for (int r = 0; r < Rows; ++r) {
@@ -198,7 +234,7 @@ CKPT_AVX512 void multiply(const float* a, const float* b, int64_t b_row, int64_t
   }
 }
 
-using Kernel = void (*)(const float*, const float*, int64_t, int64_t, const Epilogue&);
+using Kernel = void (*)(const float*, const float*, int64_t, int64_t, const Epilogue&, Prefetch&);
 constexpr Kernel kKernels[kRows + 1] = {
     nullptr,     multiply<1>, multiply<2>, multiply<3>, multiply<4>,  multiply<5>,  multiply<6>,
     multiply<7>, multiply<8>, multiply<9>, multiply<10>, multiply<11>, multiply<12>,
@@ -219,10 +255,17 @@ void multiply_rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, in
       pack_rows(p.a, i, rows, k0, inner, packed_a);
       for (int64_t j = j0; j < j1; j += kBlockColumns) {
         const int64_t columns = std::min(kBlockColumns, j1 - j);
-        for (int64_t q = 0; q < columns; q += kColumns) {
-          const int64_t width = std::min(kColumns, columns - q);
-          if (reads_b && width == kColumns) continue;
-          pack_columns(p.b, k0, inner, j + q, width, packed_b + q * inner);
+        // Whole panels can be read in place, the last one may need its padding.
+        const int64_t in_place = reads_b ? columns / kColumns * kColumns : 0;
+        pack_columns(p.b, k0, inner, j + in_place, columns - in_place, packed_b + in_place * inner);
+        Prefetch prefetch;
+        if (!reads_b) {
+          const bool is_last = j + kBlockColumns >= j1;
+          const int64_t next_j = is_last ? j0 : j + kBlockColumns;
+          const int64_t next_k = is_last && i + kBlockRows >= i1 ? k0 + kInner : k0;
+          if (next_k < p.k) {
+            prefetch = {p.b, next_k, std::min(kInner, p.k - next_k), next_j, std::min(kBlockColumns, j1 - next_j)};
+          }
         }
         for (int64_t r = 0; r < rows; r += kRows) {
           const int64_t height = std::min(kRows, rows - r);
@@ -235,9 +278,9 @@ void multiply_rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, in
             } else if (p.c.data != nullptr) {
               e.c = p.c.at(i + r, j + q);
             }
-            const bool direct = reads_b && width == kColumns;
+            const bool direct = q < in_place;
             const float* b = direct ? p.b.at(k0, j + q) : packed_b + q * inner;
-            kKernels[height](packed_a + r * inner, b, direct ? p.b.row : kColumns, inner, e);
+            kKernels[height](packed_a + r * inner, b, direct ? p.b.row : kColumns, inner, e, prefetch);
           }
         }
       }
