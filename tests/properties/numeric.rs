@@ -92,7 +92,7 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 
 #[test]
 fn planned_equals_unplanned_bit_for_bit_in_the_memory_predicted() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(21);
     let (mut compared, mut copies) = (0, 0);
     for n in 0..400 {
@@ -169,7 +169,7 @@ fn seeds(g: &mut Graph, ys: &[ValueId]) -> Vec<Seed> {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(22);
     let (mut checked, mut bodies) = (0, BTreeSet::new());
     for recipe in recipes::ALL {
@@ -249,7 +249,7 @@ fn gradients_agree_with_finite_differences() {
 
 #[test]
 fn our_ops_agree_with_their_bodies() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(23);
     let mut compared = 0;
     for recipe in recipes::ALL {
@@ -305,7 +305,7 @@ fn our_ops_agree_with_their_bodies() {
 
 #[test]
 fn kernels_take_the_memory_their_rows_declare() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(24);
     let mut gaps = Vec::new();
     for recipe in recipes::ALL {

@@ -93,7 +93,6 @@ fn inputs(graph: &Graph, step: i64) -> Tensors {
 
 /// Runs steps, each from the results of the one before, and calls `seen` with what each one made.
 fn train(graph: &Graph, steps: i64, device: DeviceKind, mut seen: impl FnMut(i64, &Measured)) {
-    let _turn = torch::alone();
     let mut now = Tensors::new();
     for step in 1..=steps {
         let weights: Tensors = now.remove_entry("w").into_iter().collect();
@@ -115,6 +114,7 @@ fn train(graph: &Graph, steps: i64, device: DeviceKind, mut seen: impl FnMut(i64
 
 #[test]
 fn steps_are_those_of_bitsandbytes() {
+    torch::alone();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/adamw8bit/case.npz");
     let wanted = tensors::read(&fixture).unwrap();
     for device in [DeviceKind::Cpu, DeviceKind::Cuda] {
@@ -160,6 +160,7 @@ fn steps_are_those_of_bitsandbytes() {
 /// Blocks of both kinds of devices, parameters of several of them, sums over micro-batches, clipped gradients.
 #[test]
 fn any_blocks_and_layouts_give_the_same_bits_in_the_memory_predicted() {
+    torch::alone();
     let summed = |updates| UpdateOptions {
         accumulate: Some(2),
         ..updates

@@ -68,7 +68,7 @@ fn run(graph: &Graph) -> Measured {
 
 /// A step in parts of which results are moved and computed again, within a share of its memory.
 fn runs_as_the_unplanned_step(model: &str, percent: f64, open: Tiles, fuse_optimizer: bool) {
-    let _turn = torch::alone();
+    torch::alone();
     let request = Request {
         plan: PlanRequest {
             effort: Effort::First,

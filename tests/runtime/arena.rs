@@ -86,7 +86,7 @@ fn steps(graph: &Graph, what: &str, arena: bool) -> (Bits, u64) {
 
 #[test]
 fn neither_a_plan_nor_an_arena_changes_a_bit() {
-    let _turn = torch::alone();
+    torch::alone();
     for name in ["gpt2", "bert", "llama32"] {
         let graphs = [Policy::NONE, Policy::FULL, Policy::SELECTIVE].map(|p| compiled(name, p));
         for threads in [1, 2] {
@@ -114,7 +114,7 @@ fn neither_a_plan_nor_an_arena_changes_a_bit() {
 
 #[test]
 fn every_block_of_a_place_finds_it() {
-    let _turn = torch::alone();
+    torch::alone();
     tch::set_num_threads(1);
     for name in ["gpt2", "bert", "llama32"] {
         let graph = compiled(name, Policy::NONE);
@@ -140,7 +140,7 @@ fn every_block_of_a_place_finds_it() {
 
 #[test]
 fn an_arena_is_no_larger_than_its_plan() {
-    let _turn = torch::alone();
+    torch::alone();
     for name in ["gpt2", "bert", "llama32"] {
         for policy in [Policy::NONE, Policy::FULL, Policy::SELECTIVE] {
             let graph = compiled(name, policy);
@@ -161,7 +161,7 @@ fn an_arena_is_no_larger_than_its_plan() {
 
 #[test]
 fn no_step_leaves_anything_behind() {
-    let _turn = torch::alone();
+    torch::alone();
     let graph = compiled("gpt2", Policy::FULL);
     let inputs = inputs(&graph);
     for arena in [true, false] {

@@ -202,7 +202,7 @@ fn full(mut attrs: Attrs) -> Attrs {
 
 #[test]
 fn several_tiles_give_what_the_body_gives() {
-    let _turn = torch::alone();
+    torch::alone();
     let plan = plan_of(LARGE);
     assert!(plan.rows_at_once < 90, "one tile only: {plan:?}");
     let scale = || Attrs::new().with("scale", 0.25f32);
@@ -223,7 +223,7 @@ fn several_tiles_give_what_the_body_gives() {
 
 #[test]
 fn more_queries_than_keys_and_single_ones() {
-    let _turn = torch::alone();
+    torch::alone();
     let shapes = [
         Shape {
             rows: [90, 20],
@@ -268,7 +268,7 @@ fn more_queries_than_keys_and_single_ones() {
 
 #[test]
 fn biases_of_every_broadcast_shape_and_type() {
-    let _turn = torch::alone();
+    torch::alone();
     tch::manual_seed(8);
     let dims: [&[i64]; 7] = [
         &[2, 4, 90, 130],
@@ -306,7 +306,7 @@ fn biases_of_every_broadcast_shape_and_type() {
 /// bias that says the same, and against the body.
 #[test]
 fn segments_are_a_mask_that_is_not_there() {
-    let _turn = torch::alone();
+    torch::alone();
     let numbers = |lengths: &[(i64, i64)]| -> Vec<i64> {
         let repeated = |(segment, count): &(i64, i64)| vec![*segment; *count as usize];
         lengths.iter().flat_map(repeated).collect()
@@ -374,7 +374,7 @@ fn segments_are_a_mask_that_is_not_there() {
 /// Row 3 of the first place sees nothing, by a boolean or a bias of −∞: zeros and no gradient, or NaN.
 #[test]
 fn queries_that_see_nothing_give_zeros_or_nan() {
-    let _turn = torch::alone();
+    torch::alone();
     let seen = Tensor::ones([2, 1, 90, 130], (Kind::Bool, tch::Device::Cpu));
     let _ = seen.get(0).select(1, 3).fill_(0);
     let bias = Tensor::zeros([2, 1, 90, 130], (Kind::Float, tch::Device::Cpu));
@@ -416,7 +416,7 @@ fn queries_that_see_nothing_give_zeros_or_nan() {
 /// is lost in a log-sum-exp of −10000.
 #[test]
 fn low_finite_biases_hide_nothing() {
-    let _turn = torch::alone();
+    torch::alone();
     let bias = Tensor::zeros([1, 1, 90, 130], (Kind::Float, tch::Device::Cpu));
     let _ = bias.select(2, 3).fill_(-1e4);
     let _ = bias.select(2, 7).narrow(2, 0, 60).fill_(-1e4);
@@ -454,7 +454,7 @@ fn low_finite_biases_hide_nothing() {
 /// of threads changes it either; MKL's float32 products on Intel's processors depend on it.
 #[test]
 fn runs_repeat_bit_for_bit() {
-    let _turn = torch::alone();
+    torch::alone();
     let before = tch::get_num_threads();
     let single = Shape {
         lead: 1,

@@ -108,7 +108,7 @@ fn same_under(
 
 #[test]
 fn planned_equals_unplanned_on_the_fixtures() {
-    let _turn = torch::alone();
+    torch::alone();
     let policies = [
         Policy::NONE,
         Policy::FULL,
@@ -129,7 +129,7 @@ fn planned_equals_unplanned_on_the_fixtures() {
 /// takes less memory than leaving it alone.
 #[test]
 fn planned_equals_unplanned_on_an_export_that_shares_keys() {
-    let _turn = torch::alone();
+    torch::alone();
     let without_attention = Policy::parse("parts:mlp,norm").unwrap();
     let policies = [
         Policy::NONE,
@@ -149,7 +149,7 @@ fn planned_equals_unplanned_on_an_export_that_shares_keys() {
 /// takes less memory than leaving it alone.
 #[test]
 fn planned_equals_unplanned_where_layers_share() {
-    let _turn = torch::alone();
+    torch::alone();
     let takes = |keys_values, weights| Takes {
         keys_values,
         weights,
@@ -232,7 +232,7 @@ fn experts() -> Graph {
 /// A copy of the choice of experts chooses the same: gradients are those of the graph that chose once.
 #[test]
 fn a_repeated_choice_of_experts_is_the_same() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut expected: Option<Vec<(String, Tensor)>> = None;
     for (ops, copies) in [
         (&[][..], 0),
@@ -283,7 +283,7 @@ fn a_repeated_choice_of_experts_is_the_same() {
 /// PyTorch leaves open which of equal elements `topk` takes, so a run names the nodes that had to choose.
 #[test]
 fn a_choice_among_equal_elements_is_reported() {
-    let _turn = torch::alone();
+    torch::alone();
     let source = "graph @g typed (%x: f32[2, 5]) -> (%best, %which) {
   init %two : i64[1] = [2]
   %best, %which = TopK %x, %two {axis=-1} : f32[2, 2], i64[2, 2]
@@ -310,7 +310,7 @@ fn a_choice_among_equal_elements_is_reported() {
 /// Along the last axis, libtorch adds 16-bit numbers in float32 buffers, which the predicted peak does not count.
 #[test]
 fn gradients_of_lookups_take_what_is_predicted_along_every_axis() {
-    let _turn = torch::alone();
+    torch::alone();
     for dtype in ["bf16", "f16", "f32"] {
         for (axis, table, dy) in [
             (0, "[6]", vec![3]),

@@ -114,7 +114,7 @@ fn run_at(graph: &Graph, device: DeviceKind, dims: &[(String, i64)]) -> (Run, Ca
 
 #[test]
 fn a_device_takes_larger_blocks_in_the_memory_predicted() {
-    let _turn = torch::alone();
+    torch::alone();
     for (dtype, optimizer) in [(DType::F32, "adamw"), (DType::BF16, "adamw")] {
         let graph = step(
             norm_and_head(dtype),
@@ -144,7 +144,7 @@ fn a_device_takes_larger_blocks_in_the_memory_predicted() {
 /// On a device each call costs the host time, so a loss in chunks must not make many more of them.
 #[test]
 fn a_loss_in_chunks_adds_few_calls() {
-    let _turn = torch::alone();
+    torch::alone();
     let [whole, chunks] = [Tile::Off, Tile::Chunks(16)].map(|chunks| {
         let graph = step(transformer(16, Style::PreNorm), "causal-lm", chunks, None);
         total(&run(&graph, DeviceKind::Cuda).1)
@@ -159,7 +159,7 @@ fn a_loss_in_chunks_adds_few_calls() {
 /// One call updates all parameters of a step, whatever the formula.
 #[test]
 fn a_device_updates_all_parameters_in_one_call() {
-    let _turn = torch::alone();
+    torch::alone();
     let of = |optimizer| {
         step(
             transformer(2, Style::PreNorm),
@@ -221,7 +221,7 @@ const VIEWS: [&str; 6] = [
 
 #[test]
 fn gpt2_makes_hardly_more_calls_than_eager_pytorch() {
-    let _turn = torch::alone();
+    torch::alone();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/gpt2/model.onnx");
     let mut graph = load(&file, &Given::default()).unwrap().graph;
     let dims = [("batch", 2), ("seq", 24)].map(|(name, n)| (name.to_string(), n));
@@ -249,7 +249,7 @@ fn gpt2_makes_hardly_more_calls_than_eager_pytorch() {
 /// What a device draws by libtorch's ops are the draws of our loop, bit for bit.
 #[test]
 fn a_device_drops_the_same_elements() {
-    let _turn = torch::alone();
+    torch::alone();
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         let mut graph = Graph::new("drop");
         let dims = ["b", "s"].map(Dim::symbol);

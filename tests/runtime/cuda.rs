@@ -23,7 +23,6 @@ use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::MutexGuard;
 
 const RUN: [&str; 6] = [
     "run",
@@ -35,12 +34,11 @@ const RUN: [&str; 6] = [
 ];
 
 /// As `torch::alone`. A device is opened before libtorch first asks for one, as it does for the CPU too.
-fn alone_on_a_device() -> MutexGuard<'static, ()> {
-    let turn = torch::alone();
+fn alone_on_a_device() {
+    torch::alone();
     ckpt_opt::runtime::device::of(Place::Cuda(0))
         .open()
         .unwrap();
-    turn
 }
 
 const NEEDS: &str = "this test needs a machine with an NVIDIA device";
@@ -325,7 +323,7 @@ fn replayed_steps_give_the_bits_of_steps_node_by_node() {
 
 /// Whole numbers whose sums are exact in float32, and in 16 bits are not.
 fn sums_of_narrow_products_are_exact(place: Place) {
-    let _turn = torch::alone();
+    torch::alone();
     let (rows, inner, columns) = (5, 600, 3);
     for narrow in [DType::BF16, DType::F16] {
         for (a, b, flips) in [
@@ -378,7 +376,7 @@ fn sums_of_narrow_products_are_exact_on_a_device() {
 
 /// Attention and its gradient, causal, 16 query heads of 4 key heads: by which kernels they run, and in what memory.
 fn attention_runs_by(place: Place, attention: Attention, expected: AttentionKernels) {
-    let _turn = torch::alone();
+    torch::alone();
     let source = "graph @g imported (%dy: bf16[2, 16, 300, 64], %q: bf16[2, 16, 300, 64], %k: bf16[2, 4, 300, 64], \
                   %v: bf16[2, 4, 300, 64]) -> (%y, %dq, %dk, %dv) {
   %y = Attention %q, %k, %v {causal=1, scale=0.125}
@@ -425,7 +423,7 @@ fn attention_runs_by_pairs_on_a_device() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn pairs_keep_on_a_device_what_is_assumed_of_them() {
-    let _turn = alone_on_a_device();
+    alone_on_a_device();
     let kinds = [
         (SdpaBackend::Flash, 64, 64, true),
         (SdpaBackend::Flash, 128, 128, true),
@@ -493,7 +491,7 @@ fn differences(graph: &Graph, inputs: &Tensors, relative: f64) -> Vec<String> {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn every_row_gives_on_a_device_what_it_gives_on_the_cpu_in_the_predicted_memory() {
-    let _turn = alone_on_a_device();
+    alone_on_a_device();
     let mut r = Random(21);
     // Not one query over 70,000 keys: libtorch splits its sums into parts, which take some hundred bytes more.
     let one_query = |x: &In| matches!(x, In::Real([1, 70_000, _]));

@@ -75,7 +75,7 @@ fn is_same(a: f64, b: f64) -> bool {
 /// Every pattern of the upper 16 bits of a float32, with lower bits on and beside the middle between two of them.
 #[test]
 fn casts_round_as_libtorch_does_and_saturate_as_onnx_says() {
-    let _turn = torch::alone();
+    torch::alone();
     for dtype in TYPES {
         let cast = |x: &tch::Tensor, attrs: &str| {
             let source = format!(
@@ -113,7 +113,7 @@ fn casts_round_as_libtorch_does_and_saturate_as_onnx_says() {
 
 #[test]
 fn a_cast_there_and_back_has_pytorchs_gradient() {
-    let _turn = torch::alone();
+    torch::alone();
     let x = tch::Tensor::from_slice(&[1.0f32, -0.3, 500.0, 0.001, 17.3, -448.0]);
     let dy = tch::Tensor::from_slice(&[1.03f32, 0.0004, 2.0, -7.7, 300.1, 1000.0]);
     for dtype in [DType::F8E4M3FN, DType::F8E5M2] {
@@ -147,7 +147,7 @@ fn a_cast_there_and_back_has_pytorchs_gradient() {
 /// One value by its own scale, by another one, and by both; numbers beyond the largest, and a view in between.
 #[test]
 fn what_is_quantised_passes_on_the_gradient_of_what_it_stands_for() {
-    let _turn = torch::alone();
+    torch::alone();
     let x = tch::Tensor::from_slice(&[1.0f32, -0.3, 5000.0, 0.001, 17.3, -448.0]).view([2, 3]);
     let dy = tch::Tensor::from_slice(&[1.03f32, 0.0004, 2.0, -7.7, 300.1, 1000.0]).view([2, 3]);
     let head = "graph @g typed (%x: f32[2, 3], %dy: f32[2, 3]) -> (%y) {
@@ -239,7 +239,6 @@ fn compiled(
 }
 
 fn run(graph: &Graph, inputs: &Tensors) -> Measured {
-    let _turn = torch::alone();
     let folder = tempfile::tempdir().unwrap();
     let mut session =
         Session::new(graph, &Default::default(), None, Place::Cpu, Rng::default()).unwrap();
@@ -255,6 +254,7 @@ fn run(graph: &Graph, inputs: &Tensors) -> Measured {
 
 #[test]
 fn training_in_8_bits_has_pytorchs_gradients_and_no_plan_changes_a_bit() {
+    torch::alone();
     for (form, trained) in [("current", 6), ("delayed", 6), ("wide", 6), ("stored", 3)] {
         let case = case(form);
         let given = |prefix: &'static str| {
@@ -331,6 +331,7 @@ fn kept_bytes(graph: &Graph, rows: i64) -> u64 {
 
 #[test]
 fn a_plan_keeps_one_byte_an_element_and_dequantises_again() {
+    torch::alone();
     const ROWS: i64 = 512;
     let again = ["DequantizeFloat8"];
     let (none, _) = compiled("current", Policy::NONE, &[], ROWS);
@@ -363,6 +364,7 @@ fn a_plan_keeps_one_byte_an_element_and_dequantises_again() {
 
 #[test]
 fn what_is_quantised_is_offloaded_once_and_as_one_byte_an_element() {
+    torch::alone();
     const ROWS: i64 = 256;
     let offload = Offload {
         set: OffloadSet::All,

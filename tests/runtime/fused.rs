@@ -151,7 +151,7 @@ fn rows_compute_what_their_kernels_compute() {
     ) {
         return;
     }
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(23);
     let (mut tried, mut broken) = (BTreeSet::new(), BTreeSet::new());
     for recipe in rows() {
@@ -178,7 +178,7 @@ fn rows_compute_what_their_kernels_compute() {
 /// The generated kernel computes this arithmetic, not libtorch's functions.
 #[test]
 fn the_arithmetic_of_libtorchs_functions_is_theirs_but_for_rounding() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(29);
     for recipe in rows() {
         let model = single(recipe, DType::F32, &mut r).unwrap();
@@ -208,7 +208,7 @@ fn random_chains_give_the_bits_of_their_nodes() {
     ) {
         return;
     }
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(31);
     let (mut longer, mut broken) = (0, Vec::new());
     let names: BTreeSet<&str> = rows().map(|recipe| recipe.op).collect();
@@ -315,7 +315,7 @@ fn training_steps_of_the_fixtures_give_the_same_bits_fused() {
     ) {
         return;
     }
-    let _turn = torch::alone();
+    torch::alone();
     let (mut chains, mut broken) = (0, Vec::new());
     // One process plays no ranks.
     let alone = fixtures()

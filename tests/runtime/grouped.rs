@@ -23,7 +23,7 @@ fn excess(found: &Tensor, exact: &Tensor) -> f64 {
 
 #[test]
 fn rows_in_any_order_are_multiplied_by_their_matrix() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, kind) in [("f32", Kind::Float), ("bf16", Kind::BFloat16)] {
         let source = format!(
             "graph @g imported (%x: {name}[{ROWS}, {WIDTH}], %dy: {name}[{ROWS}, {WIDTH}], %group: i64[{ROWS}],

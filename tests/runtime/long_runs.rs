@@ -54,7 +54,7 @@ fn compiled(offload: Offload, optimizer: Option<&str>) -> Graph {
 
 /// A thousand steps of one session.
 fn stays(what: &str, graph: &Graph, use_arena: bool) {
-    let _turn = torch::alone();
+    torch::alone();
     let folder = tempfile::tempdir().unwrap();
     let inputs = random::inputs(graph, &dims(), 3).unwrap();
     let mut session = Session::new(

@@ -104,7 +104,7 @@ fn run(graph: &Graph, weights: &Tensors) -> Measured {
 
 #[test]
 fn only_adapters_are_trained_and_a_plan_changes_no_bit() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, settings, count) in MODELS {
         let lora = lora(settings);
         let plain = compiled(name, Some(&lora), Policy::NONE);
@@ -142,7 +142,7 @@ fn only_adapters_are_trained_and_a_plan_changes_no_bit() {
 
 #[test]
 fn a_frozen_base_costs_no_gradients_and_less_memory() {
-    let _turn = torch::alone();
+    torch::alone();
     let (name, settings, _) = MODELS[0];
     let full = compiled(name, None, Policy::NONE);
     let adapted = compiled(name, Some(&lora(settings)), Policy::NONE);
@@ -229,7 +229,7 @@ fn forward(path: &Path) -> Measured {
 
 #[test]
 fn merged_weights_compute_what_the_adapters_do() {
-    let _turn = torch::alone();
+    torch::alone();
     let folder = tempfile::tempdir().unwrap();
     for (name, settings, _) in MODELS {
         let lora = lora(&settings.replace("dropout=0.2,", ""));

@@ -114,7 +114,7 @@ fn feeds(pad: [[bool; QUERIES as usize]; 2]) -> BTreeMap<String, Tensor> {
 /// One op or not, results and gradients are those of the parts, whatever is padded.
 fn holds(lines: &str, one_op: bool) {
     // Weights are drawn by a generator that all threads share.
-    let _turn = torch::alone();
+    torch::alone();
     let all = [true; 5];
     let (left, right) = (
         [false, false, true, true, true],

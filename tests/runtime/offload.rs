@@ -52,7 +52,7 @@ fn run(graph: &Graph, folder: &Path) -> Measured {
 
 /// Several runs of one session, with transfers beside other nodes or not.
 fn runs(graph: &Graph, folder: &Path, streams: bool, count: usize) -> Vec<Measured> {
-    let _turn = torch::alone();
+    torch::alone();
     let dims = vec![("batch".into(), 2), ("seq".into(), 24)];
     let inputs = random::inputs(graph, &dims, 3).unwrap();
     let mut session =

@@ -96,7 +96,7 @@ fn run(graph: &Graph, arena: bool) -> Measured {
 
 /// Runs a graph on the CPU, with the kernels and blocks of a kind of device.
 pub fn run_as(graph: &Graph, arena: bool, device: DeviceKind) -> Measured {
-    let _turn = torch::alone();
+    torch::alone();
     let inputs = random::inputs(graph, &named_dims(graph), 3).unwrap();
     let mut session = session(graph);
     session.use_arena(arena);
@@ -152,7 +152,7 @@ fn planned_updates_are_the_unplanned_ones_in_the_memory_predicted() {
 /// Steps of Adam and of SGD with momentum, worked out here in float64 from the gradients of each step.
 #[test]
 fn training_goes_on_from_step_to_step() {
-    let _turn = torch::alone();
+    torch::alone();
     for optimizer in ["adamw:weight_decay=0.1", "sgd:momentum=0.9,dampening=0.5"] {
         let graph = compiled("gpt2", &request(optimizer, false, Some(80.0))).unwrap();
         let mut feed = Feed::default();

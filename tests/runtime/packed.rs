@@ -39,7 +39,6 @@ fn compiled(file: &str, policy: &str, fuse: bool) -> Graph {
 }
 
 fn run(graph: &Graph, inputs: &Tensors) -> Measured {
-    let _turn = torch::alone();
     let none = Tensors::new();
     let session = Session::new(graph, &none, None, Place::Cpu, Rng::default()).unwrap();
     session.run(inputs).unwrap()
@@ -127,6 +126,7 @@ fn no_value_of_tokens_by_tokens_is_left() {
 
 #[test]
 fn packed_documents_train_as_documents_alone() {
+    torch::alone();
     let inputs = inputs(&read(&path("case.npz")).unwrap());
     let found = documents(&inputs["position_ids"]);
     assert_eq!(found.len(), 8);
@@ -169,6 +169,7 @@ fn packed_documents_train_as_documents_alone() {
 
 #[test]
 fn plans_change_no_bit_and_take_what_was_predicted() {
+    torch::alone();
     let inputs = inputs(&read(&path("case.npz")).unwrap());
     for file in FILES {
         let one = run(&compiled(file, "none", true), &inputs);

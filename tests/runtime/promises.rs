@@ -243,7 +243,7 @@ pub fn none_broken(broken: BTreeSet<String>) {
 
 #[test]
 fn every_row_alone() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(21);
     let mut broken = BTreeSet::new();
     for recipe in recipes::ALL {
@@ -281,7 +281,7 @@ pub fn of_larger_matrices(recipe: &recipes::Recipe) -> Option<recipes::Recipe> {
 /// Matrices of several thousand elements. libtorch copies and transposes those by other code than small ones.
 #[test]
 fn every_row_of_matrices_with_large_ones() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(31);
     let mut broken = BTreeSet::new();
     let mut tried = BTreeSet::new();
@@ -308,7 +308,7 @@ fn every_row_of_matrices_with_large_ones() {
 /// neither.
 #[test]
 fn larger_operands_and_several_threads() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(22);
     let mut broken = BTreeSet::new();
     for recipe in large() {
@@ -328,7 +328,7 @@ fn larger_operands_and_several_threads() {
 
 #[test]
 fn narrow_terms_of_wide_sums() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(23);
     let mut broken = BTreeSet::new();
     let sizes: [&[i64]; 5] = [&[2500, 700], &[2, 1_300_000], &[5], &[], &[0, 4]];
@@ -362,7 +362,7 @@ fn narrow_terms_of_wide_sums() {
 
 #[test]
 fn products_added_to_sums() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut r = Random(29);
     let mut broken = BTreeSet::new();
     let (long, wide) = ([70_000, 64, 3], [3, 64, 70_000]);

@@ -66,7 +66,7 @@ const RULES: [Rng; 3] = [Rng::Counter, Rng::Native, Rng::Eager];
 
 #[test]
 fn shares_and_moments_are_right() {
-    let _turn = torch::alone();
+    torch::alone();
     let ratios = [0.0, 0.1, 0.5, 0.9, 1.0];
     for (rng, ratio) in RULES.iter().flat_map(|rng| ratios.map(|r| (*rng, r))) {
         let graph = dropouts(DType::F32, &[(ratio, "a")]);
@@ -110,7 +110,7 @@ fn shares_and_moments_are_right() {
 
 #[test]
 fn masks_depend_on_seed_and_stream_alone() {
-    let _turn = torch::alone();
+    torch::alone();
     let calls = [(0.3, "a"), (0.3, "b"), (0.6, "c")];
     let forward = dropouts(DType::F32, &calls);
     let backward = dropouts(DType::F32, &[calls[2], calls[1], calls[0]]);
@@ -143,7 +143,7 @@ fn masks_depend_on_seed_and_stream_alone() {
 
 #[test]
 fn the_cotangent_loses_the_same_elements() {
-    let _turn = torch::alone();
+    torch::alone();
     for rng in RULES {
         let mut graph = dropouts(DType::F32, &[(0.4, "a"), (0.3, "b")]);
         let (x, y) = (graph.inputs()[0], graph.outputs()[0]);
@@ -173,7 +173,7 @@ fn the_cotangent_loses_the_same_elements() {
 
 #[test]
 fn eager_draws_what_pytorch_draws() {
-    let _turn = torch::alone();
+    torch::alone();
     let calls = [(0.1, "a"), (0.0, "none"), (0.55, "b"), (0.3, "c")];
     let x = Tensor::randn([ROWS, COLUMNS], (Kind::Float, tch::Device::Cpu));
     for dtype in [DType::F32, DType::F64, DType::BF16] {
@@ -190,7 +190,7 @@ fn eager_draws_what_pytorch_draws() {
 
 #[test]
 fn a_dropout_and_its_mask_have_no_common_draws_in_libtorch() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut graph = dropouts(DType::F32, &[(0.4, "a")]);
     let dropout = graph.def_node(graph.outputs()[0]).unwrap();
     let [x, _, seed, stream] = graph.node(dropout).ins[..] else {
@@ -216,7 +216,7 @@ fn a_dropout_and_its_mask_have_no_common_draws_in_libtorch() {
 
 #[test]
 fn draws_are_those_of_the_definition() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut graph = Graph::new("draws");
     let mut b = Builder::new(&mut graph);
     let (shape, seed) = (b.ints(&[3, 5]), b.int(-9));

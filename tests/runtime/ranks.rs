@@ -56,7 +56,7 @@ fn with_link(
 
 /// Returns the measured peak and static bytes, of each of some ranks.
 fn measured(graph: &Graph, mesh: &Mesh) -> Vec<(u64, u64)> {
-    let _turn = torch::alone();
+    torch::alone();
     let ranks = mesh.ranks();
     let dims = [("batch".to_string(), 2), ("seq".to_string(), 24)];
     let inputs = random::inputs(graph, &dims, 3).unwrap();
@@ -513,7 +513,7 @@ fn losses(graph: &Graph, labels: &[i64]) -> Result<Vec<f64>> {
 /// One rank has all of them here.
 #[test]
 fn the_loss_of_shared_classes_is_the_loss() {
-    let _turn = torch::alone();
+    torch::alone();
     for reduction in ["none", "sum", "mean"] {
         for (ignored, labels) in [
             ("", [0, 4, -100, 2, 2, 1]),
@@ -554,7 +554,7 @@ fn the_loss_of_shared_classes_is_the_loss() {
 /// no gradient is NaN.
 #[test]
 fn padding_and_excluded_classes_count_nothing() {
-    let _turn = torch::alone();
+    torch::alone();
     let of = "{group=\"tp\", ranks=2, size=5}";
     let source = format!(
         "graph @g imported (%s: f32[2, 3], %l: i64[2], %a: f32[2], %b: f32[2]) -> (%sums, %own, %d, %at) {{\n  \

@@ -44,7 +44,7 @@ fn kindred(dtype: DType, size: i64, causal: bool, grouped: bool) -> CheckedCase 
 
 #[test]
 fn the_cpu_has_a_pair_that_passes_the_check() {
-    let _turn = torch::alone();
+    torch::alone();
     for dtype in TYPES {
         for (size, causal, grouped) in [
             (64, true, false),
@@ -75,7 +75,7 @@ fn verdict(dtype: DType, at: usize, change: impl Fn(&Tensor) -> Tensor) -> Strin
 
 #[test]
 fn a_broken_pair_is_refused() {
-    let _turn = torch::alone();
+    torch::alone();
     let names = ["the result", "the log-sum-exp", "dq", "dk", "dv"];
     // Too large by more than rounding in every place together.
     for (dtype, factor) in [(DType::F32, 1.02), (DType::BF16, 1.5)] {
@@ -203,7 +203,7 @@ type Case = (&'static [i64], Option<[i64; 2]>, [i64; 2], i64, i64);
 
 #[test]
 fn nodes_by_a_pair_give_what_tiles_give() {
-    let _turn = torch::alone();
+    torch::alone();
     let cases: [Case; 7] = [
         (&[2], Some([4, 4]), [90, 90], 24, 1),
         (&[2], Some([4, 2]), [90, 90], 24, 1),
@@ -248,7 +248,7 @@ fn nodes_by_a_pair_give_what_tiles_give() {
 /// The tiles' block is not taken by a pair: what a run predicts is what the pair takes.
 #[test]
 fn a_run_predicts_the_blocks_of_its_kernels() {
-    let _turn = torch::alone();
+    torch::alone();
     let [q, k, v, dy] = operands(&[2], Some([4, 2]), [64, 64], 16).map(|x| x.to_kind(Kind::Float));
     let attrs = Attrs::new().with("causal", 1).with("wants", vec![0, 1, 2]);
     let one = One::new(&ATTENTION_GRAD, &attrs, &[&dy, &q, &k, &v], 3);
@@ -281,7 +281,7 @@ fn a_run_predicts_the_blocks_of_its_kernels() {
 /// Only some gradients are wanted, and the result alone.
 #[test]
 fn what_is_not_wanted_is_left_out() {
-    let _turn = torch::alone();
+    torch::alone();
     let [q, k, v, dy] = operands(&[2], Some([2, 2]), [40, 40], 8).map(|x| x.to_kind(Kind::Float));
     let all = Attrs::new().with("causal", 1).with("wants", vec![0, 1, 2]);
     let all = One::new(&ATTENTION_GRAD, &all, &[&dy, &q, &k, &v], 3);
@@ -298,7 +298,7 @@ fn what_is_not_wanted_is_left_out() {
 /// What the library would do otherwise stays in tiles.
 #[test]
 fn what_a_pair_does_not_mean_takes_tiles() {
-    let _turn = torch::alone();
+    torch::alone();
     let [q, k, v, _] = operands(&[2], Some([2, 2]), [20, 30], 8).map(|x| x.to_kind(Kind::Float));
     let bias = Tensor::zeros([30], (Kind::Float, Device::Cpu));
     let causal = Attrs::new().with("causal", 1);
@@ -323,7 +323,7 @@ fn what_a_pair_does_not_mean_takes_tiles() {
 /// plan, and others than those of tiles.
 #[test]
 fn a_plan_changes_no_bit_of_a_pair() {
-    let _turn = torch::alone();
+    torch::alone();
     let dims = vec![("batch".to_string(), 2), ("seq".to_string(), 24)];
     let run = |policy: Policy, available: Option<SdpaBackends>| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/llama32/model.onnx");
@@ -369,7 +369,7 @@ fn a_plan_changes_no_bit_of_a_pair() {
 /// and a plan that computes it again changes no bit.
 #[test]
 fn a_gradient_reads_saved_results() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut source = String::from(
         "graph @g imported (%x0: bf16[2, 70, 64]) -> (%x3) {
   init %heads : i64[4] = [2, 70, 4, 16]

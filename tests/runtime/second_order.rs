@@ -147,6 +147,7 @@ fn a_program_that_takes_gradients_is_announced() {
 #[cfg(feature = "torch")]
 mod runs {
     use super::*;
+    use crate::support::torch;
     use ckpt_opt::frontend::load;
     use ckpt_opt::optimize::{optimize, write};
     use ckpt_opt::provenance::keys;
@@ -156,13 +157,13 @@ mod runs {
     use tch::{Kind, Tensor};
 
     fn run(graph: &Graph, inputs: &BTreeMap<String, Tensor>) -> BTreeMap<String, Tensor> {
-        let _turn = crate::support::torch::alone();
         let program = Program::new(graph).unwrap();
         program.run(inputs).unwrap().outputs.into_iter().collect()
     }
 
     #[test]
     fn gradients_of_a_penalty_on_gradients_agree_with_differences() {
+        torch::alone();
         let once = penalised("f64");
         let mut twice = once.clone();
         let request = request(Loss::Output("penalty".into()));
@@ -206,6 +207,7 @@ mod runs {
     /// Both statistics reach the loss, with the result of the norm and without.
     #[test]
     fn statistics_of_a_norm_have_the_gradients_of_what_they_are() {
+        torch::alone();
         let source = |norm: &str, result: &str| {
             format!(
                 "graph @m typed (%x: f32[n, 4], %c: f32[n, 1]) -> (%y) {{

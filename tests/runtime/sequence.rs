@@ -74,7 +74,7 @@ fn run_offloading(graph: &Graph) -> (BTreeMap<String, Tensor>, u64, u64) {
 
 #[test]
 fn chunks_of_the_sequence_make_the_whole() {
-    let _turn = torch::alone();
+    torch::alone();
     // One model of each kind in several numbers of chunks, variants of them in one.
     for (model, loss, counts) in [
         ("gpt2", "causal-lm", &[3][..]),
@@ -111,7 +111,7 @@ fn chunks_of_the_sequence_make_the_whole() {
 /// Chunks take their tokens in the old order, the whole sorts them by expert.
 #[test]
 fn a_mixture_of_experts_is_cut_along_its_sequence() {
-    let _turn = torch::alone();
+    torch::alone();
     for model in ["experts", "experts with biases"] {
         let (whole, _) = run(&compiled(model, "causal-lm", 1, Policy::NONE.into()).0);
         for chunks in [2, 3, 5] {
@@ -131,7 +131,7 @@ fn a_mixture_of_experts_is_cut_along_its_sequence() {
 /// The rows of a chunk are sorted as those of the whole.
 #[test]
 fn experts_are_computed_in_chunks_of_their_rows() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut request = request("causal-lm", 1, Policy::NONE.into());
     let (whole, _) = run(&compile_fixture("experts", &request).0);
     request.tile.mlp = Tile::Chunks(3);
@@ -169,7 +169,7 @@ fn plans() -> [PlanRequest; 4] {
 
 #[test]
 fn chunks_drop_other_elements_and_copies_the_same() {
-    let _turn = torch::alone();
+    torch::alone();
     let mut request = request("causal-lm", 3, Policy::NONE.into());
     request.lora = Some(Lora {
         rank: 4,

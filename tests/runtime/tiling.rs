@@ -715,7 +715,7 @@ fn compare(name: &str, whole: &Graph, parts: &Graph, feed: &BTreeMap<String, Ten
 
 #[test]
 fn parts_make_the_whole() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, form) in FORMS {
         for (sizes, batch, seq) in [("batch, seq", 3, 5), ("3, 5", 3, 5), ("batch, seq", 1, 1)] {
             if seq == 1 && form.contains("Slice") {
@@ -752,7 +752,7 @@ fn parts_make_the_whole() {
 
 #[test]
 fn pairs_are_scores_too_and_rows_may_have_sizes_that_a_step_tells() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, form) in OF_PAIRS {
         let (whole, _) = training(form, "batch, seq", Tile::Off);
         for n in [2, 15] {
@@ -781,7 +781,7 @@ fn pairs_are_scores_too_and_rows_may_have_sizes_that_a_step_tells() {
 
 #[test]
 fn what_rows_share_in_several_ways_keeps_its_meaning() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, form) in SEVERAL_WAYS {
         for (sizes, batch, seq) in [("batch, seq", 3, 3), ("5, 5", 5, 5), ("batch, 2", 2, 2)] {
             let (whole, _) = compiled(form, sizes, Tile::Off);
@@ -816,7 +816,7 @@ fn both(a: &str, b: &str) -> String {
 /// Regions that are found in one round share operands and what is computed before them.
 #[test]
 fn losses_beside_each_other_keep_their_operands() {
-    let _turn = torch::alone();
+    torch::alone();
     let some = feed(3, 5, |i| {
         if i % 5 == 3 {
             -100
@@ -858,7 +858,7 @@ fn what_is_not_cut_stays_as_it_was() {
 
 #[test]
 fn examples_are_cut_where_tokens_of_an_example_are_mixed() {
-    let _turn = torch::alone();
+    torch::alone();
     let some = feed(3, 5, |i| {
         if i % 5 == 3 {
             -100
@@ -884,7 +884,7 @@ fn examples_are_cut_where_tokens_of_an_example_are_mixed() {
 
 #[test]
 fn a_plan_changes_no_bit_and_peaks_where_predicted() {
-    let _turn = torch::alone();
+    torch::alone();
     let some = feed(3, 5, |i| (i as i64 * 7) % CLASSES);
     let image = |(name, _): &&(&str, &str)| name.contains("pixel") || name.contains("picture");
     for (name, form) in FORMS.iter().filter(image).chain(BY_EXAMPLE) {
@@ -963,7 +963,7 @@ fn scores_that_are_an_output_stay_whole_and_say_why() {
 
 #[test]
 fn a_sum_of_narrow_terms_has_the_bits_of_a_cast_and_an_add() {
-    let _turn = torch::alone();
+    torch::alone();
     let graph = text::parse(
         "graph @g typed (%sum: f32[r, c], %part: bf16[r, c]) -> (%a, %b) {
   %a = Accumulate %sum, %part : f32[r, c]

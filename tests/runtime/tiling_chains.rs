@@ -162,7 +162,7 @@ fn gap(a: &Tensor, b: &Tensor) -> f64 {
 
 #[test]
 fn parts_of_chains_make_the_whole() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, chain) in CHAINS {
         for (sizes, batch, seq) in [("batch, seq", 3, 5), ("3, 5", 3, 5), ("batch, seq", 1, 1)] {
             let whole = run(
@@ -192,7 +192,7 @@ fn parts_of_chains_make_the_whole() {
 
 #[test]
 fn sums_over_parts_are_wide_where_numbers_are_narrow() {
-    let _turn = torch::alone();
+    torch::alone();
     for (name, chain) in CHAINS {
         let exact = training(chain, "6, 50", "f64", unplanned(Tile::Off)).0;
         let whole = training(chain, "6, 50", "bf16", unplanned(Tile::Off)).0;
@@ -213,7 +213,7 @@ fn sums_over_parts_are_wide_where_numbers_are_narrow() {
 
 #[test]
 fn the_peak_falls_below_what_computing_again_reaches() {
-    let _turn = torch::alone();
+    torch::alone();
     let budget = |mlp: Tile, budget: Budget| Request {
         plan: PlanRequest {
             effort: Effort::First,

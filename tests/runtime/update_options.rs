@@ -194,7 +194,7 @@ fn every_option_gives_the_unplanned_bits_in_the_memory_predicted() {
 
 #[test]
 fn a_gradient_is_clipped_by_its_global_norm() {
-    let _turn = torch::alone();
+    torch::alone();
     let model = plain("gpt2");
     for most in [0.5f32, 1e6] {
         let graph = graph(
@@ -226,7 +226,7 @@ fn a_gradient_is_clipped_by_its_global_norm() {
 
 #[test]
 fn micro_batches_make_one_update_by_their_mean() {
-    let _turn = torch::alone();
+    torch::alone();
     let (model, n) = (plain("gpt2"), 3);
     let graph = graph(
         "gpt2",
@@ -297,7 +297,7 @@ fn micro_batches_make_one_update_by_their_mean() {
 
 #[test]
 fn a_scaled_loss_changes_nothing_but_a_step_with_an_infinity() {
-    let _turn = torch::alone();
+    torch::alone();
     let updates = UpdateOptions {
         loss_scale: true,
         ..options("adamw")
@@ -333,7 +333,7 @@ fn a_scaled_loss_changes_nothing_but_a_step_with_an_infinity() {
 
 #[test]
 fn a_narrow_parameter_is_the_rounding_of_its_master() {
-    let _turn = torch::alone();
+    torch::alone();
     let updates = UpdateOptions {
         master_weights: true,
         ..options("sgd:momentum=0.9")
@@ -407,7 +407,7 @@ fn rounded_by_chance(number: f32, seed: i64, device: DeviceKind) -> Vec<f64> {
 
 #[test]
 fn rounding_by_chance_is_right_on_average() {
-    let _turn = torch::alone();
+    torch::alone();
     // The last two are halfway in the binades below and above a power of two, and next to one.
     for number in [
         1.001_f32,

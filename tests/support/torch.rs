@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
-/// The allocator's counters belong to the process, so that tests which read them take turns.
-pub fn alone() -> MutexGuard<'static, ()> {
+/// Gives this test its turn, until its thread ends: the allocator's counters belong to the process, so that no other test may make
+/// or drop tensors meanwhile. A test calls this before it makes its first tensor.
+pub fn alone() {
     static TURN: Mutex<()> = Mutex::new(());
-    let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    thread_local! {
+        static HELD: MutexGuard<'static, ()> = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    }
+    HELD.with(|_| ());
     ckpt_torch::memory::install();
     // A second installation changes nothing.
     ckpt_torch::memory::install();
-    guard
 }
 
 /// Returns true in a process that runs only the test `name`; elsewhere runs it in one and returns false.
@@ -28,7 +31,7 @@ pub fn is_process_with(name: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(MARK).is_some_and(|alone| alone == name) {
         return true;
     }
-    let _turn = alone();
+    alone();
     let done = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(MARK, name)

@@ -62,7 +62,7 @@ fn contents(len: usize, kind: Kind) -> Vec<u8> {
 
 #[test]
 fn bytes_of_every_kind_round_trip() {
-    let _turn = alone();
+    alone();
     for kind in KINDS {
         let element = bytes::element_bytes(kind).unwrap();
         assert_eq!(element, kind.elt_size_in_bytes());
@@ -81,7 +81,7 @@ fn bytes_of_every_kind_round_trip() {
 
 #[test]
 fn bytes_mean_the_values_they_should() {
-    let _turn = alone();
+    alone();
     let floats: Vec<u8> = [1.5f32, -2.0]
         .iter()
         .flat_map(|x| x.to_le_bytes())
@@ -99,7 +99,7 @@ fn bytes_mean_the_values_they_should() {
 
 #[test]
 fn aligned_bytes_are_lent_and_others_copied() {
-    let _turn = alone();
+    alone();
     static DEATHS: AtomicUsize = AtomicUsize::new(0);
     for (kind, offset) in KINDS
         .into_iter()
@@ -129,7 +129,7 @@ fn aligned_bytes_are_lent_and_others_copied() {
 
 #[test]
 fn lent_bytes_are_never_written() {
-    let _turn = alone();
+    alone();
     static DEATHS: AtomicUsize = AtomicUsize::new(0);
     let owner = Arc::new(Placed::new(&[0; 16], 0, &DEATHS));
     let mut lent = bytes::from_bytes(owner.clone(), Kind::Float, &[4]).unwrap();
@@ -168,7 +168,7 @@ fn lent_bytes_are_never_written() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_the_owner_released() {
-    let _turn = alone();
+    alone();
     static DEATHS: AtomicUsize = AtomicUsize::new(0);
     let cases: [(usize, Kind, &[i64]); 8] = [
         (15, Kind::Float, &[4]),
@@ -204,7 +204,7 @@ fn what_does_not_fit_is_refused_and_the_owner_released() {
 
 #[test]
 fn only_contiguous_plain_tensors_have_bytes() {
-    let _turn = alone();
+    alone();
     let x = Tensor::from_slice(&[1f32, 2., 3., 4.]).reshape([2, 2]);
     let sparse = x.to_sparse(None::<ckpt_torch::tch::Layout>, None::<i64>, None::<i64>);
     for tensor in [

@@ -15,7 +15,7 @@ fn empty(bytes: i64) -> Tensor {
 
 #[test]
 fn peak_is_exact_for_a_sequence_of_allocations() {
-    let _turn = alone();
+    alone();
     let base = live_bytes();
     let before = memory::stats().allocations;
     reset_peak();
@@ -38,7 +38,7 @@ fn peak_is_exact_for_a_sequence_of_allocations() {
 
 #[test]
 fn zero_bytes_cost_nothing() {
-    let _turn = alone();
+    alone();
     let stats = memory::stats();
     let nothing = empty(0);
     assert_eq!(nothing.size(), [0]);
@@ -47,7 +47,7 @@ fn zero_bytes_cost_nothing() {
 
 #[test]
 fn an_operators_results_and_views_count_by_storage() {
-    let _turn = alone();
+    alone();
     let base = live_bytes();
     let x = Tensor::ones([16, 16], (Kind::Float, Device::Cpu));
     assert_eq!(live_bytes() - base, 1024);
@@ -74,7 +74,7 @@ fn an_operators_results_and_views_count_by_storage() {
 
 #[test]
 fn calls_do_not_leak_whether_they_succeed_or_fail() {
-    let _turn = alone();
+    alone();
     let base = live_bytes();
     let x = Tensor::ones([4, 4], (Kind::Float, Device::Cpu));
     let complex = Tensor::ones([2], (Kind::ComplexFloat, Device::Cpu)).select(0, 0);
@@ -112,7 +112,7 @@ fn calls_do_not_leak_whether_they_succeed_or_fail() {
 
 #[test]
 fn blocks_may_die_on_another_thread() {
-    let _turn = alone();
+    alone();
     let base = live_bytes();
     let tensors: Vec<Tensor> = (1..=8).map(|k| empty(k * 100)).collect();
     assert_eq!(live_bytes() - base, 3600);
@@ -126,7 +126,7 @@ fn blocks_may_die_on_another_thread() {
 
 #[test]
 fn too_much_is_out_of_memory_and_leaves_no_trace() {
-    let _turn = alone();
+    alone();
     let stats = memory::stats();
     let empty = Op::find("aten::empty.memory_format").unwrap();
     for bytes in [1i64 << 55, i64::MAX - 1] {
@@ -139,7 +139,7 @@ fn too_much_is_out_of_memory_and_leaves_no_trace() {
 
 #[test]
 fn scratch_comes_from_four_blocks_a_thread_that_stay() {
-    let _turn = alone();
+    alone();
     let (base, kept) = (live_bytes(), memory::workspace_bytes());
     let in_workspaces = || memory::workspace_bytes() - kept;
     reset_peak();
@@ -181,7 +181,7 @@ fn scratch_comes_from_four_blocks_a_thread_that_stay() {
 
 #[test]
 fn lent_bytes_do_not_count() {
-    let _turn = alone();
+    alone();
     let base = live_bytes();
     let owner = std::sync::Arc::new(vec![0u8; 4096]);
     let start = owner.as_ptr().align_offset(bytes::ALIGNMENT_BYTES);
@@ -210,7 +210,7 @@ fn lent_bytes_do_not_count() {
 
 #[test]
 fn blocks_go_where_they_are_offered_a_place_and_nowhere_twice() {
-    let _turn = alone();
+    alone();
     let base = live_bytes();
     let arena = Arena::new(1 << 20).unwrap();
     let place = |from, to, bytes| Place { from, to, bytes };

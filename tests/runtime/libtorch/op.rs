@@ -22,7 +22,7 @@ fn refusal(result: Result<Vec<Ret>, TorchError>) -> String {
 
 #[test]
 fn schema_text_is_libtorchs_own() {
-    let _turn = alone();
+    alone();
     assert_eq!(
         op("aten::add.Tensor").schema(),
         "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
@@ -38,7 +38,7 @@ fn schema_text_is_libtorchs_own() {
 
 #[test]
 fn unknown_operators_are_refused_by_name() {
-    let _turn = alone();
+    alone();
     for name in ["aten::no_such_op", "aten::add.NoSuch", "", "add", "a\0b"] {
         let error = Op::find(name).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Refused);
@@ -51,7 +51,7 @@ fn unknown_operators_are_refused_by_name() {
 
 #[test]
 fn an_operator_can_be_used_from_many_threads() {
-    let _turn = alone();
+    alone();
     let add = op("aten::add.Tensor");
     std::thread::scope(|scope| {
         for start in 0..4 {
@@ -74,7 +74,7 @@ fn an_operator_can_be_used_from_many_threads() {
 
 #[test]
 fn layer_norm_backward_with_every_output_mask() {
-    let _turn = alone();
+    alone();
     // x̂ = (x − μ)·r with μ = 2.5, r = 1/√1.25; dbias = Σ_rows g, dweight = Σ_rows g·x̂, dx = r·(gw − mean(gw) − x̂·mean(gw·x̂)).
     let x = Tensor::from_slice(&[1f32, 2., 3., 4., 4., 3., 2., 1.]).reshape([2, 4]);
     let g = Tensor::from_slice(&[1f32, 0., -1., 2., 3., 1., 0.5, 0.]).reshape([2, 4]);
@@ -136,7 +136,7 @@ fn layer_norm_backward_with_every_output_mask() {
 
 #[test]
 fn arguments_left_out_take_their_defaults_and_numbers_convert() {
-    let _turn = alone();
+    alone();
     let a = Tensor::from_slice(&[1f32, 2.]);
     let b = Tensor::from_slice(&[10f32, 20.]);
     let add = op("aten::add.Tensor");
@@ -162,7 +162,7 @@ fn arguments_left_out_take_their_defaults_and_numbers_convert() {
 
 #[test]
 fn every_kind_of_argument_arrives() {
-    let _turn = alone();
+    alone();
     let x = Tensor::from_slice(&[1f32, 2., 3., 4.]);
     let (head, tail) = (x.narrow(0, 0, 1), x.narrow(0, 1, 3));
     let joined = op("aten::cat").call_one(args![&[&tail, &head], 0]).unwrap();
@@ -229,7 +229,7 @@ fn every_kind_of_argument_arrives() {
 
 #[test]
 fn every_kind_of_result_arrives() {
-    let _turn = alone();
+    alone();
     let x = Tensor::from_slice(&[1f32, 2., 3., 4.]).reshape([2, 2]);
     let one = |name: &str, args: &[Arg]| op(name).call(args).unwrap().remove(0);
     assert!(matches!(one("aten::equal", args![&x, &x]), Ret::Bool(true)));
@@ -254,7 +254,7 @@ fn every_kind_of_result_arrives() {
 
 #[test]
 fn results_we_cannot_hold_are_an_error() {
-    let _turn = alone();
+    alone();
     let complex = Tensor::ones([1], (Kind::ComplexFloat, Device::Cpu));
     let message = refusal(op("aten::_local_scalar_dense").call(args![&complex.reshape([])]));
     assert!(message.contains("no counterpart"), "{message}");
@@ -262,7 +262,7 @@ fn results_we_cannot_hold_are_an_error() {
 
 #[test]
 fn wrong_arguments_are_refused_before_the_call() {
-    let _turn = alone();
+    alone();
     let x = Tensor::from_slice(&[1f32, 2.]);
     let add = op("aten::add.Tensor");
     let message = refusal(add.call(args![&x]));
@@ -293,7 +293,7 @@ fn wrong_arguments_are_refused_before_the_call() {
 
 #[test]
 fn what_libtorch_refuses_comes_back_without_a_backtrace() {
-    let _turn = alone();
+    alone();
     let a = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
     let message = refusal(op("aten::mm").call(args![&a, &a]));
     assert!(
@@ -310,7 +310,7 @@ fn what_libtorch_refuses_comes_back_without_a_backtrace() {
 
 #[test]
 fn nothing_is_recorded_for_autograd() {
-    let _turn = alone();
+    alone();
     let x = Tensor::from_slice(&[1f32, 2.]).set_requires_grad(true);
     let y = op("aten::mul.Tensor").call_one(args![&x, &x]).unwrap();
     assert!(!y.requires_grad());
@@ -319,7 +319,7 @@ fn nothing_is_recorded_for_autograd() {
 /// What a forward leaves undefined is handed to its backward as it is; nowhere else may an undefined tensor stand.
 #[test]
 fn an_undefined_tensor_is_an_argument_where_one_is_wanted() {
-    let _turn = alone();
+    alone();
     let backward = op("aten::_scaled_dot_product_flash_attention_for_cpu_backward");
     let x = Tensor::ones([1, 1, 4, 8], (Kind::Float, Device::Cpu));
     let mut args = vec![Arg::NoTensor];

@@ -33,7 +33,7 @@ const SIZES: [(i64, i64, i64); 10] = [
 
 #[test]
 fn products_are_right_in_every_layout_and_with_any_threads() {
-    let _turn = alone();
+    alone();
     if !product::is_ours() {
         eprintln!("skipped: this processor has no products of ours");
         return;
@@ -94,7 +94,7 @@ fn products_are_right_in_every_layout_and_with_any_threads() {
 
 #[test]
 fn each_product_of_a_batch_is_that_product_alone() {
-    let _turn = alone();
+    alone();
     if !product::is_ours() {
         eprintln!("skipped: this processor has no products of ours");
         return;
@@ -135,7 +135,7 @@ fn each_product_of_a_batch_is_that_product_alone() {
 
 #[test]
 fn what_is_no_product_is_refused() {
-    let _turn = alone();
+    alone();
     if !product::is_ours() {
         eprintln!("skipped: this processor has no products of ours");
         return;

@@ -6,7 +6,7 @@ use ckpt_torch::{Op, args, bytes, rng::Generator};
 
 #[test]
 fn equal_states_draw_equal_bits() {
-    let _turn = alone();
+    alone();
     let draw = |generator: &Generator| {
         let x = Tensor::zeros([1000], (Kind::Float, Device::Cpu));
         let bernoulli = Op::find("aten::bernoulli.p").unwrap();

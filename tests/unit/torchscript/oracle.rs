@@ -79,7 +79,7 @@ fn check(body: &str) {
 
 #[test]
 fn writes_change_nothing_that_was_read_before_and_everything_read_after() {
-    let _turn = torch::alone();
+    torch::alone();
     let programs = [
         // The residual was read before it is scaled.
         "r = torch.add(h, x)\n_0 = torch.mul_(h, 2.)\nreturn torch.add(torch.mul(r, r), h)",
@@ -115,7 +115,7 @@ fn writes_change_nothing_that_was_read_before_and_everything_read_after() {
 
 #[test]
 fn recurrent_layers_are_those_of_libtorch() {
-    let _turn = torch::alone();
+    torch::alone();
     let start = "s = torch.unsqueeze(torch.slice(torch.slice(h, 0, 0, 2), 1, 0, 2), 0)\n";
     let lstm = "v = torch.view(w, [8, 3])\ny, hn, cn, = torch.lstm(torch.view(x, [4, 2, 3]), [s, s], \
         [v, torch.slice(v, 1, 0, 2)], False, 1, 0., False, False, False)\nreturn torch.add(torch.mul(y, hn), cn)";
@@ -135,7 +135,7 @@ fn recurrent_layers_are_those_of_libtorch() {
 /// A trace of chosen experts holds for data that chooses as many; another number is an error, never a part of the sum.
 #[test]
 fn another_number_of_chosen_rows_is_an_error() {
-    let _turn = torch::alone();
+    torch::alone();
     let body = "a, b, = torch.unbind(torch.nonzero(torch.gt(x, 0.)))\nreturn torch.mul(a, b)";
     let archive =
         Archive::read(Bytes::from(Saved::new("x: Tensor -> Tensor", body).zip())).unwrap();
