@@ -334,8 +334,44 @@ fn along_known_axes(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason>
     Ok(Fit { ins, outs })
 }
 
-/// A lookup along an axis behind the rows, and its gradient: data, then `sum` of the gradient, have rows; indices have none.
+/// A lookup and its gradient.
 fn gathered(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
+    match looked_up_by_rows(cx, node) {
+        Some(fit) => Ok(fit),
+        None => gathered_behind_rows(cx, node),
+    }
+}
+
+/// A lookup of an entry of a table for each row, and the gradient of the table, a sum over rows: indices and results have rows,
+/// the table has none. `None` if it is another.
+fn looked_up_by_rows(cx: &FitCx, node: &Node) -> Option<Fit> {
+    let indices = node.operand(1)?;
+    let is_grad = node.op == &GATHER_GRAD;
+    let (table, taken) = match is_grad {
+        true => (node.outs[0], node.operand(2)?),
+        false => (node.operand(0)?, node.outs[0]),
+    };
+    let rows = [indices, taken].into_iter().find_map(cx.known)?;
+    let is_table = matches!((cx.known)(table), None | Some(Rows::Sum));
+    let table = cx.graph.ty(table);
+    let is_lead = rows == Rows::Lead(cx.graph.ty(indices).rank());
+    if !is_lead || !is_table || axis_of(node, table.rank()) != 0 || node.operand(3).is_some() {
+        return None;
+    }
+    Some(match is_grad {
+        true => Fit {
+            ins: vec![None, Some(rows), Some(rows)],
+            outs: vec![Rows::Sum],
+        },
+        false => Fit {
+            ins: vec![None, Some(rows)],
+            outs: vec![rows],
+        },
+    })
+}
+
+/// A lookup along an axis behind the rows, and its gradient: data, then `sum` of the gradient, have rows; indices have none.
+fn gathered_behind_rows(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     let data: &[usize] = match node.op == &GATHER {
         true => &[0],
         false => &[2, 3],

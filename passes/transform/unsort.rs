@@ -10,7 +10,7 @@ use super::dce::dce;
 use super::order::order_by_reads;
 use crate::error::Result;
 use crate::ir::typing::Contents;
-use crate::ir::{Dim, Graph, Node, NodeId, Same, ValueId};
+use crate::ir::{Dim, Graph, NodeId, Same, ValueId};
 use crate::ops::Builder;
 use crate::ops::arith::{DIV, MOD, SUB};
 use crate::ops::attention::repeated;
@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
                     found.back.push((node.outs[0], v));
                     continue;
                 }
-                if !self.is_alike(reader, &rows) {
+                if self.fitted(reader, &rows).is_none() {
                     return None;
                 }
                 for out in &node.outs {
@@ -245,30 +245,13 @@ impl<'a> Search<'a> {
         node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
     }
 
-    /// Returns whether a node looks up rows of a table at sorted places.
-    fn looks_up(&self, node: &Node, rows: &FxHashSet<ValueId>) -> bool {
-        let [Some(table), Some(places)] = [0, 1].map(|slot| node.operand(slot)) else {
-            return false;
-        };
-        node.op == &GATHER
-            && node.attrs.int("axis") == 0
-            && rows.contains(&places)
-            && self.graph.ty(places).rank() == 1
-            && !rows.contains(&table)
-    }
-
-    /// Returns whether a node that reads a sorted value treats all rows alike.
-    fn is_alike(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
-        let is_known = |v: ValueId| rows.contains(&v);
-        self.looks_up(self.graph.node(id), rows) || self.fitted(id, &is_known).is_some()
-    }
-
-    fn fitted(&self, id: NodeId, is_known: &dyn Fn(ValueId) -> bool) -> Option<Fit> {
+    /// How rows lie around a node that reads a sorted value, if it treats all rows alike.
+    fn fitted(&self, id: NodeId, sorted: &FxHashSet<ValueId>) -> Option<Fit> {
         let cx = FitCx {
             graph: self.graph,
             contents: self.contents,
             rows: &self.rows,
-            known: &|v| is_known(v).then_some(Rows::Lead(1)),
+            known: &|v| sorted.contains(&v).then_some(Rows::Lead(1)),
         };
         let found = fit(&cx, id).ok()?;
         let is_lead = |rows: &Rows| *rows == Rows::Lead(1);
@@ -278,18 +261,13 @@ impl<'a> Search<'a> {
 
     /// Returns whether all operands with rows of a node that makes a sorted value are sorted.
     fn has_rows(&self, id: NodeId, rows: &FxHashSet<ValueId>) -> bool {
-        let node = self.graph.node(id);
-        if self.looks_up(node, rows) {
-            return true;
-        }
-        self.fitted(id, &|v| rows.contains(&v))
-            .is_some_and(|found| {
-                let mut parts = node.ins.iter().zip(&found.ins);
-                parts.all(|(v, part)| match (v, part) {
-                    (Some(v), part) => rows.contains(v) == part.is_some(),
-                    (None, part) => part.is_none(),
-                })
+        self.fitted(id, rows).is_some_and(|found| {
+            let mut parts = self.graph.node(id).ins.iter().zip(&found.ins);
+            parts.all(|(v, part)| match (v, part) {
+                (Some(v), part) => rows.contains(v) == part.is_some(),
+                (None, part) => part.is_none(),
             })
+        })
     }
 }
 

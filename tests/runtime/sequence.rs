@@ -7,7 +7,7 @@ use ckpt_opt::runtime::{convert, executor::Program};
 use ckpt_opt::tensors::{Tensors, feed::Feed, random};
 use ckpt_passes::compile::{Request, compile};
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::Graph;
+use ckpt_passes::ir::{Graph, Node};
 use ckpt_passes::plan::{Budget, Effort, Offload, OffloadSet, PlanRequest, Policy};
 use ckpt_passes::testing::mixture_of_experts;
 use ckpt_passes::transform::lora::Lora;
@@ -45,7 +45,8 @@ fn compile_fixture(model: &str, request: &Request) -> (Graph, Option<u64>) {
     let mut graph = match model {
         "experts" => mixture_of_experts("  %z = Tanh %y"),
         "experts with biases" => {
-            mixture_of_experts("  %bias = Gather %biases, %sorted\n  %z = Add %y, %bias")
+            let biased = "  %bias = Gather %biases, %sorted\n  %biased = Add %y, %bias";
+            mixture_of_experts(&format!("{biased}\n  %z = Tanh %biased"))
         }
         _ => frontend::read(&path).unwrap().graph,
     };
@@ -132,16 +133,20 @@ fn a_mixture_of_experts_is_cut_along_its_sequence() {
 #[test]
 fn experts_are_computed_in_chunks_of_their_rows() {
     torch::alone();
-    let mut request = request("causal-lm", 1, Policy::NONE.into());
-    let (whole, _) = run(&compile_fixture("experts", &request).0);
-    request.tile.mlp = Tile::Chunks(3);
-    let (graph, predicted) = compile_fixture("experts", &request);
-    let nodes = graph.order().iter().map(|id| graph.node(*id));
-    let gradients = nodes.filter(|n| n.op.name == "GroupedWeightGrad").count();
-    assert_eq!(gradients, 6, "two matrices in three chunks");
-    let (parts, peak) = run(&graph);
-    assert_eq!(Some(peak), predicted);
-    torch::assert_within(&parts, &whole, 2e-5, "3 chunks of rows");
+    for (model, biases) in [("experts", 0), ("experts with biases", 3)] {
+        let mut request = request("causal-lm", 1, Policy::NONE.into());
+        let (whole, _) = run(&compile_fixture(model, &request).0);
+        request.tile.mlp = Tile::Chunks(3);
+        let (graph, predicted) = compile_fixture(model, &request);
+        let nodes = || graph.order().iter().map(|id| graph.node(*id));
+        let gradients = nodes().filter(|n| n.op.name == "GroupedWeightGrad").count();
+        assert_eq!(gradients, 6, "{model}: two matrices in three chunks");
+        let is_of_biases = |n: &&Node| n.op.name == "GatherGrad" && n.name.contains("/tile");
+        assert_eq!(nodes().filter(is_of_biases).count(), biases, "{model}");
+        let (parts, peak) = run(&graph);
+        assert_eq!(Some(peak), predicted, "{model}");
+        torch::assert_within(&parts, &whole, 2e-5, model);
+    }
 }
 
 /// Returns a budget, the policy that keeps what later chunks read, and both with results that wait outside.

@@ -47,6 +47,15 @@ const CHAINS: &[(&str, &str)] = &[
   %h = Mul %c, %p
   %y = MatMul %h, %down",
     ),
+    (
+        "a table of which every token looks up an entry",
+        "%which = ArgMax %x {axis=-1, keepdims=0}
+  %a = MatMul %x, %up
+  %entry = Gather %gate, %which
+  %b = Mul %a, %entry
+  %h = Tanh %b
+  %y = MatMul %h, %down",
+    ),
 ];
 
 fn model(chain: &str, sizes: &str, dtype: &str) -> Graph {

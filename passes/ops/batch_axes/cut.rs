@@ -138,6 +138,8 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         cx.ins.truncate(1);
         let axes = cx.b.ints(&shifted);
         cx.ins.push(Some(axes));
+    } else if (op == &GATHER || op == &GATHER_GRAD) && cx.fit.ins[1].is_some() {
+        // Rows look up entries of a table, whose axis and shape stay.
     } else if op.axes == BatchAxes::AlongAxis
         || op.axes == BatchAxes::OneHot
         || ALONG.contains(&op)

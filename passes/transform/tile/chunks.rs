@@ -472,14 +472,30 @@ impl Emitter<'_, '_> {
         let first = self.product(own)?;
         let sizes = self.dims(&row)?;
         let shape = self.b.emit(&CONCAT, &[first, sizes], axis(0))?;
-        let ins = vec![
-            Some(shape),
-            Some(index),
-            Some(x),
-            self.sums.get(&v).copied(),
-        ];
+        self.add_entries(v, [shape, index, x])?;
+        Ok(true)
+    }
+
+    /// Adds entries of the chunk to the sum `v`; `ins` are the operands of the gradient of a lookup.
+    fn add_entries(&mut self, v: ValueId, [shape, indices, x]: [ValueId; 3]) -> Result<()> {
+        let sum = self.sums.get(&v).copied();
+        let ins = vec![Some(shape), Some(indices), Some(x), sum];
         let sum = self.b.emit_n(&GATHER_GRAD, ins, Attrs::new(), 1)?[0];
         self.sums.insert(v, sum);
+        Ok(())
+    }
+
+    /// Adds the gradient of a table, of which every row looked up an entry, to the sum. Returns whether `node` makes such a sum.
+    fn add_lookup(&mut self, id: NodeId, ins: &[Option<ValueId>]) -> Result<bool> {
+        let node = &self.snapshot.nodes[&id];
+        let is_sum = self.region.fits[&id].outs[0] == Rows::Sum;
+        let ([Some(shape), Some(indices), Some(x)], true) =
+            (ins, node.op == &GATHER_GRAD && is_sum)
+        else {
+            return Ok(false);
+        };
+        let x = self.b.cast(*x, compute_type(self.b.ty(*x).dtype))?;
+        self.add_entries(node.outs[0], [*shape, *indices, x])?;
         Ok(true)
     }
 
@@ -559,7 +575,8 @@ impl Emitter<'_, '_> {
         let chunk_of = |v: ValueId| now.get(&v).copied().unwrap_or_else(|| self.own(v));
         let ins = node.ins.iter().map(|v| v.map(chunk_of));
         let mut ins: Vec<Option<ValueId>> = ins.collect();
-        if self.add_product(node, &ins, count)? || self.biased(node.outs[0]).is_some() {
+        let is_added = self.add_product(node, &ins, count)? || self.add_lookup(id, &ins)?;
+        if is_added || self.biased(node.outs[0]).is_some() {
             return Ok(());
         }
         let outs = match self.losses(node, &ins)? {
@@ -830,12 +847,10 @@ impl Emitter<'_, '_> {
     fn gather(&mut self, chunk: &Chunk, outputs: &[ValueId]) -> Result<()> {
         self.b.prefix = "tile".into();
         for v in outputs {
-            let maker = self.b.graph.def_node(*v);
-            let is_shared = maker.is_some_and(|id| self.snapshot.shared.contains_key(&id));
-            if is_shared || self.products.contains_key(v) {
+            // Else its node has added it to the sum.
+            let Some(part) = chunk.values.get(v).copied() else {
                 continue;
-            }
-            let part = chunk.values[v];
+            };
             if self.region.classes[v] != Rows::Sum {
                 self.pieces.entry(*v).or_default().push(part);
                 continue;
