@@ -405,6 +405,35 @@ fn a_little_that_lacks_is_taken_from_many_small_results() {
     assert_eq!(found.score.cost, before.cost + 20.0);
 }
 
+/// Near the smallest peak, what a descent finds is often cheaper than what repairs of the given order find, if these find anything.
+#[test]
+fn a_descent_keeps_to_its_cap_and_may_be_cheaper() {
+    let mut r = Random::new(11);
+    let (mut found, mut cheaper) = (0, 0);
+    for n in 0..8 {
+        let p = random_problem(&mut r, 40 + n);
+        let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
+        let smallest = min_peak(&p, &Query::default()).unwrap();
+        let cap = (smallest.reached_bytes - smallest.static_bytes) as i64;
+        let weigh = |plan: &[u32]| {
+            let mut simulation = Simulation::default();
+            simulation.run(&dag, plan);
+            assert!(simulation.peak <= cap);
+            plan.iter().map(|op| dag.price[*op as usize]).sum::<i64>()
+        };
+        let mut work = Work::new(5_000);
+        let once = Search::new(&dag, cap, &mut work).run(&[]);
+        let once = once.map_or(i64::MAX, |plan| weigh(&plan));
+        let mut work = Work::new(5_000);
+        let Some(plan) = Search::new(&dag, cap, &mut work).descend() else {
+            continue;
+        };
+        found += 1;
+        cheaper += usize::from(weigh(&plan) < once);
+    }
+    assert!(found > 3 && cheaper > 0, "{found} found, {cheaper} cheaper");
+}
+
 /// A chain of layers of unequal width, whose backward pass reads what the forward pass made.
 fn long_chain(layers: usize) -> Problem {
     let mut ops: Vec<(&str, Vec<usize>, u64)> = Vec::new();
