@@ -4,52 +4,18 @@
 //! among its outputs: then it is differentiated once more.
 
 use crate::analysis::gradients;
-use crate::analysis::params::Parameter;
 use crate::analysis::tied_weights;
-use crate::driver::{self, Cx, Pipeline, Planned, Timings, Watch};
+use crate::driver::{self, Cx, Pipeline, Watch};
 use crate::error::{Error, Result};
 use crate::ir::{Graph, Phase};
-use crate::plan::chunks::Tried;
-use crate::transform::fuse::Fused;
 use crate::transform::joint;
 use crate::transform::loss::Loss;
-use crate::transform::optimizer::Updates;
 use crate::transform::remat::strip_plan;
 use crate::transform::rng_streams;
-use crate::transform::sequence::Chunked;
 use crate::transform::stop_gradient::stop_gradients;
 
+pub use crate::driver::Compiled;
 pub use crate::request::Request;
-
-/// The result of a compilation.
-pub struct Compiled {
-    /// The plan; `None` where the pipeline had none, or was stopped before it.
-    pub planned: Option<Planned>,
-    /// The parameters that `autodiff` found; empty where it did not run.
-    pub parameters: Vec<Parameter>,
-    /// The loss that was meant; `None` for a graph that had its backward.
-    pub loss: Option<Loss>,
-    /// The initializers that were tied: the one that stayed, and its copy.
-    pub tied: Vec<(String, String)>,
-    /// The ops that were fused, and how often; empty without fusion.
-    pub fused: Fused,
-    /// What was tiled: the node that makes the scores, and the chunk count.
-    pub tiled: Vec<(String, usize)>,
-    /// Chains of ops on tokens that were tiled: the first node, and the chunk count.
-    pub tiled_mlps: Vec<(String, usize)>,
-    /// Whether rewrites before autodiff prepared the loss for chunks, which rounds differently.
-    pub settled: bool,
-    /// How the positions of the sequence were cut; `None` where they were not.
-    pub sequence: Option<Chunked>,
-    /// The chunk counts that the planner tried, where they were left to it.
-    pub tried: Option<Tried>,
-    /// What the optimizer updates; nothing without an optimizer.
-    pub updates: Updates,
-    /// Time and effect of each pass that ran, in order.
-    pub timings: Timings,
-    /// Warnings of the passes, and those about tied weights.
-    pub warnings: Vec<String>,
-}
 
 /// From a forward graph with and without fusion, and from a training graph, planned or not.
 const FROM_FORWARD: &str = "infer,tie,simplify,lora,fuse,loss,sequence,autodiff,simplify,attention,tile,collectives,optimizer,gather,overlap,plan,remat";
@@ -133,23 +99,10 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         ..Cx::default()
     };
     let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
-    cx.warnings
-        .extend(tied_weights::warnings(graph, &cx.parameters));
-    Ok(Compiled {
-        planned: cx.planned,
-        parameters: cx.parameters,
-        loss: cx.loss,
-        tied: cx.tied,
-        fused: cx.fused,
-        tiled: cx.tiled,
-        tiled_mlps: cx.tiled_mlps,
-        settled: cx.settled,
-        sequence: cx.sequence,
-        tried: cx.tried,
-        updates: cx.updates,
-        timings,
-        warnings: cx.warnings,
-    })
+    let mut done = Compiled { timings, ..cx.done };
+    let of_ties = tied_weights::warnings(graph, &done.parameters);
+    done.warnings.extend(of_ties);
+    Ok(done)
 }
 
 /// Returns how many passes run when the pipeline stops after the one of that name.

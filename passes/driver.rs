@@ -19,7 +19,7 @@ use std::time::Instant;
 pub mod pass;
 pub mod table;
 
-pub use pass::{After, Changed, Cx, Pass, Planned};
+pub use pass::{After, Changed, Compiled, Cx, Pass, Planned, Timing, Timings};
 pub use table::ALL;
 
 /// Passes in the order they run.
@@ -100,47 +100,6 @@ pub struct Watch<'a> {
     pub pass: Option<&'a mut dyn FnMut(&'static str)>,
     /// Stop after so many passes.
     pub stop_after: Option<usize>,
-}
-
-/// One line of the timing table.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Timing {
-    /// Name of the pass, as pipelines write it.
-    pub pass: &'static str,
-    /// Whether the text of the graph differs after the pass.
-    pub changed: bool,
-    /// Nodes in the graph after the pass.
-    pub nodes: usize,
-    /// Time of the pass itself, in microseconds.
-    pub run_us: f64,
-    /// Time of the checks after the pass, in microseconds.
-    pub verify_us: f64,
-}
-
-/// The timing table.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Timings(pub Vec<Timing>);
-
-impl fmt::Display for Timings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<12} {:>8} {:>8} {:>12} {:>12}",
-            "pass", "changed", "nodes", "run ms", "verify ms"
-        )?;
-        for t in &self.0 {
-            writeln!(
-                f,
-                "{:<12} {:>8} {:>8} {:>12.3} {:>12.3}",
-                t.pass,
-                if t.changed { "yes" } else { "no" },
-                t.nodes,
-                t.run_us / 1e3,
-                t.verify_us / 1e3
-            )?;
-        }
-        Ok(())
-    }
 }
 
 /// Runs a pipeline on a graph.

@@ -262,7 +262,7 @@ fn option(cx: &mut Cx, key: &str, value: &str) -> Result<(), String> {
 
 /// What a plan did, for the closing comment.
 fn summary(cx: &Cx) -> Option<String> {
-    let plan = &cx.planned.as_ref()?.outcome.plan;
+    let plan = &cx.done.planned.as_ref()?.outcome.plan;
     let (before, after) = (&plan.before, &plan.after);
     Some(format!(
         "peak {} -> {} B, saved {} B, recompute {} flops",

@@ -150,7 +150,7 @@ fn a_stored_plan_is_replayed_only_on_its_own_problem() {
     };
     let pipeline = Pipeline::parse("infer,simplify,loss,autodiff,simplify,plan").unwrap();
     driver::run(&pipeline, &mut g, &mut cx, &mut Watch::default()).unwrap();
-    let input = cx.planned.unwrap().bound.input;
+    let input = cx.done.planned.unwrap().bound.input;
     let layer_of = &input.annotations.layer_of;
     assert_eq!(
         stored.clone().replay(&input.problem, layer_of).unwrap(),

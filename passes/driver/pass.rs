@@ -13,6 +13,7 @@ use crate::transform::lora::Adapters;
 use crate::transform::loss::{Loss, Seed};
 use crate::transform::optimizer::Updates;
 use crate::transform::sequence::Chunked;
+use std::fmt;
 
 /// What running a pass did, by its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,37 +78,87 @@ pub struct Planned {
     pub binding: Binding,
 }
 
+/// One line of the timing table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// Name of the pass, as pipelines write it.
+    pub pass: &'static str,
+    /// Whether the text of the graph differs after the pass.
+    pub changed: bool,
+    /// Nodes in the graph after the pass.
+    pub nodes: usize,
+    /// Time of the pass itself, in microseconds.
+    pub run_us: f64,
+    /// Time of the checks after the pass, in microseconds.
+    pub verify_us: f64,
+}
+
+/// The timing table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timings(pub Vec<Timing>);
+
+impl fmt::Display for Timings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<12} {:>8} {:>8} {:>12} {:>12}",
+            "pass", "changed", "nodes", "run ms", "verify ms"
+        )?;
+        for t in &self.0 {
+            writeln!(
+                f,
+                "{:<12} {:>8} {:>8} {:>12.3} {:>12.3}",
+                t.pass,
+                if t.changed { "yes" } else { "no" },
+                t.nodes,
+                t.run_us / 1e3,
+                t.verify_us / 1e3
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The result of a compilation: what its passes made and found.
+#[derive(Default)]
+pub struct Compiled {
+    /// The plan; `None` where the pipeline had none, or was stopped before it.
+    pub planned: Option<Planned>,
+    /// The parameters that `autodiff` found; empty where it did not run.
+    pub parameters: Vec<Parameter>,
+    /// The loss that was meant; `None` for a graph that had its backward.
+    pub loss: Option<Loss>,
+    /// The initializers that were tied: the one that stayed, and its copy.
+    pub tied: Vec<(String, String)>,
+    /// The ops that were fused, and how often; empty without fusion.
+    pub fused: Fused,
+    /// What was tiled: the node that makes the scores, and the chunk count.
+    pub tiled: Vec<(String, usize)>,
+    /// Chains of ops on tokens that were tiled: the first node, and the chunk count.
+    pub tiled_mlps: Vec<(String, usize)>,
+    /// Whether rewrites before autodiff prepared the loss for chunks, which rounds differently.
+    pub settled: bool,
+    /// How the positions of the sequence were cut; `None` where they were not.
+    pub sequence: Option<Chunked>,
+    /// The chunk counts that the planner tried, where they were left to it.
+    pub tried: Option<Tried>,
+    /// What the optimizer updates; nothing without an optimizer.
+    pub updates: Updates,
+    /// Time and effect of each pass that ran, in order.
+    pub timings: Timings,
+    /// Warnings of the passes, and those about tied weights.
+    pub warnings: Vec<String>,
+}
+
 /// The context of passes: the request, and what one pass leaves for the next.
 #[derive(Default)]
 pub struct Cx {
     /// What the user asked for; passes only read it.
     pub request: Request,
-    /// Warnings for the user.
-    pub warnings: Vec<String>,
-    /// The initializers that `tie` replaced: the one that stays, and its copy.
-    pub tied: Vec<(String, String)>,
+    /// What passes made and found so far.
+    pub done: Compiled,
     /// The adapters that `lora` added.
     pub adapters: Adapters,
-    /// The ops that `fuse` added, and how often.
-    pub fused: Fused,
-    /// What `tile` cut: the node that makes the scores, and the chunk count.
-    pub tiled: Vec<(String, usize)>,
-    /// Chains of ops on tokens that `tile` cut: the first node, and the chunk count.
-    pub tiled_mlps: Vec<(String, usize)>,
-    /// Whether rewrites before autodiff prepared the loss for chunks.
-    pub settled: bool,
-    /// How `sequence` cut the positions; `None` where it did not.
-    pub sequence: Option<Chunked>,
-    /// The chunk counts that the planner tried, where they were left to it.
-    pub tried: Option<Tried>,
-    /// The updates that `optimizer` added.
-    pub updates: Updates,
     /// The gradients that `loss` left for `autodiff` to start from.
     pub seeds: Vec<Seed>,
-    /// The loss that `loss` took.
-    pub loss: Option<Loss>,
-    /// The parameters that `autodiff` found.
-    pub parameters: Vec<Parameter>,
-    /// The plan that `plan` left for `remat`.
-    pub planned: Option<Planned>,
 }

@@ -77,9 +77,9 @@ static TIE: Pass = Pass {
     idempotent: true,
     run: |graph, cx| {
         let tied = transform::tie::tie(graph, &cx.request.selection, &cx.request.ties)?;
-        cx.warnings.extend(tied.lines);
-        cx.tied.extend(tied.pairs);
-        Ok((!cx.tied.is_empty()).into())
+        cx.done.warnings.extend(tied.lines);
+        cx.done.tied.extend(tied.pairs);
+        Ok((!cx.done.tied.is_empty()).into())
     },
 };
 
@@ -103,7 +103,9 @@ static LORA: Pass = Pass {
             return Ok(Changed::No);
         };
         cx.adapters = transform::lora::add_adapters(graph, lora)?;
-        cx.warnings.extend(cx.adapters.warnings.iter().cloned());
+        cx.done
+            .warnings
+            .extend(cx.adapters.warnings.iter().cloned());
         Ok(Changed::Yes)
     },
 };
@@ -118,7 +120,7 @@ static FUSE: Pass = Pass {
         let fused = transform::fuse::fuse(graph)?;
         let changed = !fused.is_empty();
         for (word, count) in fused {
-            *cx.fused.entry(word).or_insert(0) += count;
+            *cx.done.fused.entry(word).or_insert(0) += count;
         }
         Ok(changed.into())
     },
@@ -135,18 +137,18 @@ static LOSS: Pass = Pass {
         let made =
             transform::joint::loss_and_outputs(graph, &cx.request.loss, &cx.request.drop_outputs)?;
         cx.seeds = made.seeds;
-        cx.warnings.extend(made.warnings);
+        cx.done.warnings.extend(made.warnings);
         let mut changed = graph.outputs() != outputs || made.loss == Loss::Vjp;
         if cx.request.tile.loss != Tile::Off || cx.request.sequence_chunks > 1 {
             let instead = tile::early::settle_rows(graph)?;
-            cx.settled = !instead.is_empty();
-            changed |= cx.settled;
+            cx.done.settled = !instead.is_empty();
+            changed |= cx.done.settled;
             let own = |v: ValueId| instead.get(&v).copied().unwrap_or(v);
             for seed in &mut cx.seeds {
                 (seed.value, seed.cotangent) = (own(seed.value), seed.cotangent.map(own));
             }
         }
-        cx.loss = Some(made.loss);
+        cx.done.loss = Some(made.loss);
         Ok(changed.into())
     },
 };
@@ -165,19 +167,19 @@ static SEQUENCE: Pass = Pass {
         let binding = Binding::new(graph, &cx.request.dims)?;
         let chunked = chunk_sequence(graph, &mut cx.seeds, count, &binding)?;
         if !chunked.joined.is_empty() {
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "outputs exist for all positions at once: {}; leave them out with --drop-output",
                 chunked.joined.join(", ")
             ));
         }
         if let Some(first) = chunked.biased.first() {
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "`{first}` and others like it ({} in all) are causal by a bias: a query that sees no key, such as padding at the \
                  start of a sequence, gives another result in chunks",
                 chunked.biased.len()
             ));
         }
-        cx.sequence = Some(chunked);
+        cx.done.sequence = Some(chunked);
         Ok(Changed::Yes)
     },
 };
@@ -190,11 +192,12 @@ static AUTODIFF: Pass = Pass {
     idempotent: false,
     run: |graph, cx| {
         let selection = &cx.request.selection;
-        cx.parameters = match cx.request.lora {
+        cx.done.parameters = match cx.request.lora {
             Some(_) => parameters(graph, &cx.adapters.selection(selection))?,
             None => parameters(graph, selection)?,
         };
         let mut trained: Vec<_> = cx
+            .done
             .parameters
             .iter()
             .filter(|p| p.trainable)
@@ -211,7 +214,7 @@ static AUTODIFF: Pass = Pass {
         let zero_ratios = self_differences(graph, &trained, &seeds);
         let mesh = cx.request.mesh.unwrap_or_default();
         if mesh.ranks() > 1 && take_own(graph, &mesh)? {
-            cx.warnings.push(
+            cx.done.warnings.push(
                 "the model has collectives of its own, so ranks need batches of one size: see --drop-last".into(),
             );
         }
@@ -219,12 +222,12 @@ static AUTODIFF: Pass = Pass {
             weigh_loss(graph, &mut cx.seeds, &mesh)?;
         }
         if mesh.tp > 1 {
-            let weights: Vec<ValueId> = cx.parameters.iter().map(|p| p.value).collect();
+            let weights: Vec<ValueId> = cx.done.parameters.iter().map(|p| p.value).collect();
             let shared = share_layers(graph, &mut cx.seeds, &weights, &mut trained, mesh.tp)?;
-            cx.warnings.push(shared.note(mesh.tp));
+            cx.done.warnings.push(shared.note(mesh.tp));
             if mesh.shares_rows {
                 let rows = share_rows(graph, &mut cx.seeds, &shared, &trained, mesh.tp)?;
-                cx.warnings.push(rows.note());
+                cx.done.warnings.push(rows.note());
             }
         }
         let notes = transform::autodiff::autodiff(graph, &cx.seeds, &trained)?;
@@ -232,7 +235,7 @@ static AUTODIFF: Pass = Pass {
         if mesh.shares_rows {
             scatter_sums(graph)?;
         }
-        if let Some(chunked) = &cx.sequence {
+        if let Some(chunked) = &cx.done.sequence {
             flatten(graph, &chunked.prefixes)?;
         }
         let zero: Vec<String> = zero_gradients(graph)
@@ -240,26 +243,26 @@ static AUTODIFF: Pass = Pass {
             .map(|v| format!("`{}`", graph.value(v).name))
             .collect();
         if !zero.is_empty() {
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "the loss does not depend on {}, or multiplies by 0: the gradient is zero; leave them out with --freeze",
                 zero.join(", ")
             ));
         }
         for id in zero_ratios {
             let node = graph.node(id);
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "`{0}` takes a value and itself, so no gradient flows through it; if the model detaches one of them, the \
                  export lost that: --stop-gradient '{0}#1' stops the gradient of the second, or export a .pt2 file",
                 node.name
             ));
         }
         for ((op, operand), n) in &notes.stopped {
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "no gradient flows into `{operand}` of {n} {op}, which depends on trained parameters: it counts as a constant"
             ));
         }
         if notes.rounded > 0 {
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "{} gradients are rounded to floats of 8 bits, as PyTorch rounds those of casts: small ones become 0, and large ones \
                  infinite or NaN; QuantizeLinear and DequantizeLinear pass them on as they are",
                 notes.rounded
@@ -268,7 +271,7 @@ static AUTODIFF: Pass = Pass {
         if !notes.through_bodies.is_empty() {
             let each = notes.through_bodies.iter();
             let each: Vec<String> = each.map(|(op, n)| format!("{n} {op}")).collect();
-            cx.warnings.push(format!(
+            cx.done.warnings.push(format!(
                 "gradients of gradients are taken through bodies in standard ops, for want of rules: {}",
                 each.join(", ")
             ));
@@ -314,7 +317,7 @@ static TILE: Pass = Pass {
             return Ok(Changed::No);
         }
         let binding = Binding::new(graph, &cx.request.dims)?;
-        let (request, sequence) = (&cx.request, cx.sequence.as_ref());
+        let (request, sequence) = (&cx.request, cx.done.sequence.as_ref());
         let open = |asked: Tile, stored: Option<usize>, plan: &Plan| match (asked, stored) {
             (Tile::Auto, Some(chunks)) => Tile::Chunks(chunks),
             // A bare schedule does not say what it was made for.
@@ -350,7 +353,7 @@ static TILE: Pass = Pass {
                 };
                 let found = chunk_search::search(&question)?;
                 let (tiles, tried) = found.unzip();
-                cx.tried = tried;
+                cx.done.tried = tried;
                 tiles.unwrap_or(asked)
             }
             Goal::Budget(_) | Goal::Policy(_) => asked,
@@ -365,15 +368,15 @@ static TILE: Pass = Pass {
                 .help("--tile-loss auto makes this a warning"));
         }
         if tiles.mlp != Tile::Off && mlps.regions.is_empty() {
-            cx.warnings.push(match mlps.refused.first() {
+            cx.done.warnings.push(match mlps.refused.first() {
                 Some(why) => format!("no MLP could be tiled: {why}"),
                 None => "there is no MLP whose rows could be tiled".into(),
             });
         }
-        cx.warnings.extend(whole);
+        cx.done.warnings.extend(whole);
         let changed = loss.rewritten || loss.regions.len() + mlps.regions.len() > 0;
-        cx.tiled.extend(loss.regions);
-        cx.tiled_mlps.extend(mlps.regions);
+        cx.done.tiled.extend(loss.regions);
+        cx.done.tiled_mlps.extend(mlps.regions);
         Ok(changed.into())
     },
 };
@@ -436,13 +439,13 @@ static OPTIMIZER: Pass = Pass {
         else {
             return Ok(Changed::No);
         };
-        cx.warnings.extend(
+        cx.done.warnings.extend(
             updates
                 .unreached
                 .iter()
                 .map(|name| format!("`{name}` has no gradient: it is not updated")),
         );
-        cx.updates = updates;
+        cx.done.updates = updates;
         Ok(Changed::Yes)
     },
 };
@@ -489,18 +492,19 @@ static PLAN: Pass = Pass {
     idempotent: true,
     run: |graph, cx| {
         let binding = Binding::new(graph, &cx.request.dims)?;
-        let mut bound = bound(graph, &binding, &cx.request, cx.sequence.as_ref())?;
+        let mut bound = bound(graph, &binding, &cx.request, cx.done.sequence.as_ref())?;
         let most = |tiled: &[(String, usize)]| tiled.iter().map(|(_, chunks)| *chunks).max();
         bound.input.chunks = Chunks {
-            loss: most(&cx.tiled),
-            mlp: most(&cx.tiled_mlps),
-            tried: cx.tried.clone(),
+            loss: most(&cx.done.tiled),
+            mlp: most(&cx.done.tiled_mlps),
+            tried: cx.done.tried.clone(),
         };
-        cx.warnings.append(&mut bound.warnings);
-        cx.warnings
+        cx.done.warnings.append(&mut bound.warnings);
+        cx.done
+            .warnings
             .extend(offload::warning(&bound.input, &cx.request.plan));
         let outcome = plan(&bound.input, &cx.request.plan)?;
-        cx.planned = Some(Planned {
+        cx.done.planned = Some(Planned {
             outcome,
             bound,
             binding,
@@ -516,7 +520,7 @@ static REMAT: Pass = Pass {
     follows: &["plan"],
     idempotent: false,
     run: |graph, cx| {
-        let Some(planned) = &cx.planned else {
+        let Some(planned) = &cx.done.planned else {
             return Err(Error::bug("driver", "there is no plan to apply"));
         };
         let bound = &planned.bound;
