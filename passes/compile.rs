@@ -98,11 +98,10 @@ pub fn compile(graph: &mut Graph, request: &Request, watch: &mut Watch) -> Resul
         },
         ..Cx::default()
     };
-    let timings = driver::run(&pipeline, graph, &mut cx, watch)?;
-    let mut done = Compiled { timings, ..cx.done };
-    let of_ties = tied_weights::warnings(graph, &done.parameters);
-    done.warnings.extend(of_ties);
-    Ok(done)
+    driver::run(&pipeline, graph, &mut cx, watch)?;
+    let of_ties = tied_weights::warnings(graph, &cx.done.parameters);
+    cx.done.warnings.extend(of_ties);
+    Ok(cx.done)
 }
 
 /// Returns how many passes run when the pipeline stops after the one of that name.

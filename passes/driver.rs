@@ -106,15 +106,9 @@ pub struct Watch<'a> {
 ///
 /// # Errors
 /// What a pass refuses; `error[phase]` before anything ran; `bug[…]` where a pass broke an invariant or its word.
-pub fn run(
-    pipeline: &Pipeline,
-    graph: &mut Graph,
-    cx: &mut Cx,
-    watch: &mut Watch,
-) -> Result<Timings> {
+pub fn run(pipeline: &Pipeline, graph: &mut Graph, cx: &mut Cx, watch: &mut Watch) -> Result<()> {
     pipeline.check(graph.phase)?;
     let total = pipeline.0.len();
-    let mut timings = Timings::default();
     let mut before = text::digest(graph);
     for (i, pass) in pipeline.0.iter().enumerate() {
         if watch.stop_after.is_some_and(|n| i >= n) {
@@ -148,7 +142,7 @@ pub fn run(
             e.at(format!("after pass `{}` ({} of {total})", pass.name, i + 1))
                 .help("look at the graph with --dump DIR; the dump before this pass and its name replay it")
         })?;
-        timings.0.push(Timing {
+        cx.done.timings.0.push(Timing {
             pass: pass.name,
             changed,
             nodes: graph.order().len(),
@@ -157,7 +151,7 @@ pub fn run(
         });
         before = after;
     }
-    Ok(timings)
+    Ok(())
 }
 
 /// Holds a pass to its word.
@@ -198,12 +192,10 @@ mod tests {
             ..Watch::default()
         };
         let pipeline = Pipeline::parse("infer, dce,dce").unwrap();
-        let times = run(&pipeline, &mut g, &mut Cx::default(), &mut watch).unwrap();
-        let rows: Vec<_> = times
-            .0
-            .iter()
-            .map(|t| (t.pass, t.changed, t.nodes))
-            .collect();
+        let mut cx = Cx::default();
+        run(&pipeline, &mut g, &mut cx, &mut watch).unwrap();
+        let times = cx.done.timings.0.iter();
+        let rows: Vec<_> = times.map(|t| (t.pass, t.changed, t.nodes)).collect();
         assert_eq!(
             rows,
             [("infer", true, 2), ("dce", true, 1), ("dce", false, 1)]
@@ -221,8 +213,9 @@ mod tests {
             ..Watch::default()
         };
         let pipeline = Pipeline::parse("infer,dce").unwrap();
-        let times = run(&pipeline, &mut g, &mut Cx::default(), &mut watch).unwrap();
-        assert_eq!((times.0.len(), g.order().len()), (1, 2));
+        let mut cx = Cx::default();
+        run(&pipeline, &mut g, &mut cx, &mut watch).unwrap();
+        assert_eq!((cx.done.timings.0.len(), g.order().len()), (1, 2));
     }
 
     #[test]

@@ -342,8 +342,8 @@ fn gathered(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     }
 }
 
-/// A lookup of an entry of a table for each row, and the gradient of the table, a sum over rows: indices and results have rows,
-/// the table has none. `None` if it is another.
+/// A lookup of entries of a table for each row, and the gradient of the table, a sum over rows: indices and results have rows,
+/// the table has none. `None` for any other lookup.
 fn looked_up_by_rows(cx: &FitCx, node: &Node) -> Option<Fit> {
     let indices = node.operand(1)?;
     let is_grad = node.op == &GATHER_GRAD;

@@ -245,7 +245,7 @@ impl<'a> Search<'a> {
         node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
     }
 
-    /// How rows lie around a node that reads a sorted value, if it treats all rows alike.
+    /// How rows lie around a node that reads or makes a sorted value, if it treats all rows alike.
     fn fitted(&self, id: NodeId, sorted: &FxHashSet<ValueId>) -> Option<Fit> {
         let cx = FitCx {
             graph: self.graph,

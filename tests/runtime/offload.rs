@@ -182,6 +182,7 @@ fn the_planner_moves_what_is_dear_and_keeps_to_its_budgets() {
 
 #[test]
 fn what_cannot_be_is_refused() {
+    torch::alone();
     let mut graph = fixture("gpt2");
     let all = Offload {
         set: OffloadSet::All,

@@ -5,7 +5,7 @@ use crate::support::torch;
 use ckpt_opt::runtime::executor::Program;
 use ckpt_passes::compile::{Compiled, Request, compile};
 use ckpt_passes::driver::Watch;
-use ckpt_passes::ir::{DType, Graph};
+use ckpt_passes::ir::{DType, Graph, Node};
 use ckpt_passes::plan::{Budget, Effort, PlanRequest, Policy};
 use ckpt_passes::text;
 use ckpt_passes::transform::loss::Loss;
@@ -206,6 +206,12 @@ fn sums_over_parts_are_wide_where_numbers_are_narrow() {
         let exact = training(chain, "6, 50", "f64", unplanned(Tile::Off)).0;
         let whole = training(chain, "6, 50", "bf16", unplanned(Tile::Off)).0;
         let parts = training(chain, "6, 50", "bf16", unplanned(Tile::Chunks(20))).0;
+        let mut nodes = parts.order().iter().map(|id| parts.node(*id));
+        let is_wide = |n: &Node| parts.ty(n.outs[0]).dtype == DType::F32;
+        assert!(
+            nodes.all(|n| n.op.name != "GatherGrad" || is_wide(n)),
+            "{name}"
+        );
         let exact = run(&exact, &feed(DType::F64, 6, 50));
         let whole = run(&whole, &feed(DType::BF16, 6, 50));
         let parts = run(&parts, &feed(DType::BF16, 6, 50));

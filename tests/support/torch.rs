@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 
-/// Gives this test its turn, until its thread ends: the allocator's counters belong to the process, so that no other test may make
-/// or drop tensors meanwhile. A test calls this before it makes its first tensor.
+/// Gives this test its turn, until its thread ends: the allocator's counters belong to the process, so no other test may make or
+/// drop tensors meanwhile. A test calls this before it makes its first tensor.
 pub fn alone() {
     static TURN: Mutex<()> = Mutex::new(());
     thread_local! {

@@ -405,7 +405,7 @@ fn a_little_that_lacks_is_taken_from_many_small_results() {
     assert_eq!(found.score.cost, before.cost + 20.0);
 }
 
-/// Near the smallest peak, what a descent finds is often cheaper than what repairs of the given order find, if these find anything.
+/// Near the smallest peak, what a descent finds may be cheaper than what repairs of the given order find.
 #[test]
 fn a_descent_keeps_to_its_cap_and_may_be_cheaper() {
     let mut r = Random::new(11);
@@ -414,7 +414,7 @@ fn a_descent_keeps_to_its_cap_and_may_be_cheaper() {
         let p = random_problem(&mut r, 40 + n);
         let dag = Dag::new(&p, Objective::Cost, &ByOp::default()).unwrap();
         let smallest = min_peak(&p, &Query::default()).unwrap();
-        let cap = (smallest.reached_bytes - smallest.static_bytes) as i64;
+        let cap = (smallest.reached_bytes - smallest.static_bytes) as i64 * 105 / 100;
         let weigh = |plan: &[u32]| {
             let mut simulation = Simulation::default();
             simulation.run(&dag, plan);
@@ -423,13 +423,13 @@ fn a_descent_keeps_to_its_cap_and_may_be_cheaper() {
         };
         let mut work = Work::new(5_000);
         let once = Search::new(&dag, cap, &mut work).run(&[]);
-        let once = once.map_or(i64::MAX, |plan| weigh(&plan));
         let mut work = Work::new(5_000);
         let Some(plan) = Search::new(&dag, cap, &mut work).descend() else {
             continue;
         };
         found += 1;
-        cheaper += usize::from(weigh(&plan) < once);
+        let price = weigh(&plan);
+        cheaper += usize::from(once.is_some_and(|once| price < weigh(&once)));
     }
     assert!(found > 3 && cheaper > 0, "{found} found, {cheaper} cheaper");
 }

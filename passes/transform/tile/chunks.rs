@@ -476,7 +476,7 @@ impl Emitter<'_, '_> {
         Ok(true)
     }
 
-    /// Adds entries of the chunk to the sum `v`; `ins` are the operands of the gradient of a lookup.
+    /// Adds entries of the chunk to the sum `v`, with the operands of the gradient of a lookup.
     fn add_entries(&mut self, v: ValueId, [shape, indices, x]: [ValueId; 3]) -> Result<()> {
         let sum = self.sums.get(&v).copied();
         let ins = vec![Some(shape), Some(indices), Some(x), sum];
@@ -485,11 +485,11 @@ impl Emitter<'_, '_> {
         Ok(())
     }
 
-    /// Adds the gradient of a table, of which every row looked up an entry, to the sum. Returns whether `node` makes such a sum.
+    /// Adds the gradient of a table in which each row looked up an entry to its sum. Returns whether the node makes such a gradient.
     fn add_lookup(&mut self, id: NodeId, ins: &[Option<ValueId>]) -> Result<bool> {
         let node = &self.snapshot.nodes[&id];
         let is_sum = self.region.fits[&id].outs[0] == Rows::Sum;
-        let ([Some(shape), Some(indices), Some(x)], true) =
+        let ([Some(shape), Some(indices), Some(x), ..], true) =
             (ins, node.op == &GATHER_GRAD && is_sum)
         else {
             return Ok(false);
@@ -847,7 +847,7 @@ impl Emitter<'_, '_> {
     fn gather(&mut self, chunk: &Chunk, outputs: &[ValueId]) -> Result<()> {
         self.b.prefix = "tile".into();
         for v in outputs {
-            // Else its node has added it to the sum.
+            // What is not here was added to its sum by its node.
             let Some(part) = chunk.values.get(v).copied() else {
                 continue;
             };

@@ -122,7 +122,7 @@ CKPT_AVX512 void pack_rows(const Matrix& a, int64_t i0, int64_t rows, int64_t k0
 // Packs columns into consecutive k-major panels of `kColumns` columns, the last one padded with zeros.
 CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_t j0, int64_t columns, float* to) {
   if (b.column == 1) {
-    // Row by row, because rows may lie far apart.
+    // Row by row, because each row may lie on another page.
     for (int64_t k = 0; k < inner; ++k) {
       const float* from = b.at(k0 + k, j0);
       float* panel = to + k * kColumns;
@@ -149,8 +149,8 @@ CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_
   }
 }
 
-// The cache lines that packing a block will read. The kernel fetches them while it computes, because otherwise packing waits
-// for memory.
+// The cache lines that packing a block will read, but for the last one of a row that does not begin on a line. The kernel
+// fetches them while it computes, because otherwise packing waits for memory.
 class Prefetch {
  public:
   // Nothing to fetch.
@@ -255,7 +255,7 @@ void multiply_rectangle(const Product& p, int64_t i0, int64_t i1, int64_t j0, in
       pack_rows(p.a, i, rows, k0, inner, packed_a);
       for (int64_t j = j0; j < j1; j += kBlockColumns) {
         const int64_t columns = std::min(kBlockColumns, j1 - j);
-        // Whole panels can be read in place, the last one may need its padding.
+        // Few rows read whole panels in place. A narrower last panel is packed, for its padding.
         const int64_t in_place = reads_b ? columns / kColumns * kColumns : 0;
         pack_columns(p.b, k0, inner, j + in_place, columns - in_place, packed_b + in_place * inner);
         Prefetch prefetch;
