@@ -155,9 +155,7 @@ impl<'a> Search<'a> {
                     found.back.push((node.outs[0], v));
                     continue;
                 }
-                if self.fitted(reader, &rows).is_none() {
-                    return None;
-                }
+                self.fitted(reader, &rows)?;
                 for out in &node.outs {
                     if rows.insert(*out) {
                         open.push(*out);
