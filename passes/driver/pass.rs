@@ -122,27 +122,27 @@ impl fmt::Display for Timings {
 /// The result of a compilation: what its passes made and found.
 #[derive(Default)]
 pub struct Compiled {
-    /// The plan; `None` where the pipeline had none, or was stopped before it.
+    /// The plan; `None` if `plan` did not run.
     pub planned: Option<Planned>,
-    /// The parameters that `autodiff` found; empty where it did not run.
+    /// The parameters that `autodiff` found; empty if it did not run.
     pub parameters: Vec<Parameter>,
-    /// The loss that was meant; `None` for a graph that had its backward.
+    /// The loss that was differentiated; `None` if the graph came with its backward pass.
     pub loss: Option<Loss>,
     /// The initializers that were tied: the one that stayed, and its copy.
     pub tied: Vec<(String, String)>,
-    /// The ops that were fused, and how often; empty without fusion.
+    /// The fused ops, each with how often it was made; empty without fusion.
     pub fused: Fused,
-    /// What was tiled: the node that makes the scores, and the chunk count.
+    /// The losses that were tiled: the node that makes the scores, and the chunk count.
     pub tiled: Vec<(String, usize)>,
     /// Chains of ops on tokens that were tiled: the first node, and the chunk count.
     pub tiled_mlps: Vec<(String, usize)>,
-    /// Whether rewrites before autodiff prepared the loss for chunks, which rounds differently.
+    /// Whether the loss was rewritten for chunks before autodiff. The rewritten loss rounds differently.
     pub settled: bool,
-    /// How the positions of the sequence were cut; `None` where they were not.
+    /// How the sequence was cut into chunks; `None` if it was not.
     pub sequence: Option<Chunked>,
-    /// The chunk counts that the planner tried, where they were left to it.
+    /// The chunk counts that the planner tried; `None` if it did not choose them.
     pub tried: Option<Tried>,
-    /// What the optimizer updates; nothing without an optimizer.
+    /// What the optimizer updates; empty without an optimizer.
     pub updates: Updates,
     /// Time and effect of each pass that ran, in order.
     pub timings: Timings,

@@ -601,8 +601,13 @@ impl DeviceKind {
             DeviceKind::Cpu => elements,
             DeviceKind::Cuda => elements.max(DeviceKind::CUDA_BLOCK),
         };
-        (most / width.max(1)).clamp(1, rows.max(1))
+        rows_within(most, rows, width)
     }
+}
+
+/// Returns how many of `rows` rows of `width` elements together have at most `elements` elements; at least one.
+pub fn rows_within(elements: i64, rows: i64, width: i64) -> i64 {
+    (elements / width.max(1)).clamp(1, rows.max(1))
 }
 
 /// What a `memory` rule sees: operands at known sizes and strides, results at known sizes.

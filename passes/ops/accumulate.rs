@@ -10,7 +10,7 @@ use super::names::*;
 use super::rule::*;
 use ckpt_ir::error::Result;
 use ckpt_ir::op::{
-    Cost, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh,
+    Cost, DeviceKind, Footprint, Grad, GradCx, InferCx, MemoryCx, OpDef, Sized, fresh, rows_within,
 };
 use ckpt_ir::{AttrSpec, Attrs, DType, Dim, Same, Ty};
 
@@ -80,7 +80,7 @@ pub fn rows_at_once(device: DeviceKind, dims: &[i64]) -> i64 {
 
 /// How many rows of A', or columns of B', are widened at a time where there are `count` of them with `inner` elements each.
 pub fn product_rows_at_once(count: i64, inner: i64) -> i64 {
-    DeviceKind::Cpu.rows_at_once(PRODUCT_BLOCK_ELEMENTS, count, inner)
+    rows_within(PRODUCT_BLOCK_ELEMENTS, count, inner)
 }
 
 fn memory(cx: &MemoryCx) -> Footprint {

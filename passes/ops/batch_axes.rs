@@ -334,7 +334,7 @@ fn along_known_axes(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason>
     Ok(Fit { ins, outs })
 }
 
-/// A lookup and its gradient.
+/// A lookup, or its gradient.
 fn gathered(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     match looked_up_by_rows(cx, node) {
         Some(fit) => Ok(fit),
@@ -342,8 +342,8 @@ fn gathered(cx: &FitCx, node: &Node) -> std::result::Result<Fit, Reason> {
     }
 }
 
-/// A lookup of entries of a table for each row, and the gradient of the table, a sum over rows: indices and results have rows,
-/// the table has none. `None` for any other lookup.
+/// A lookup in which each row reads entries of a table, or the gradient of the table, which is a sum over rows. The indices have
+/// rows, the table has none. Returns `None` for any other lookup.
 fn looked_up_by_rows(cx: &FitCx, node: &Node) -> Option<Fit> {
     let indices = node.operand(1)?;
     let is_grad = node.op == &GATHER_GRAD;

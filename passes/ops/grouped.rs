@@ -1,8 +1,8 @@
 //! Products by groups of rows, as mixtures of experts have them: each row of a matrix is multiplied by the matrix of its group.
 //!
-//! `group` holds the group of each row; a row whose group does not exist gives zeros. The number of rows of a group depends on the
-//! data, but no size does: as many rows are multiplied as there are. The host reads `group`. Rows of one group that follow
-//! each other, as in a matrix that is sorted by group, are read where they lie. Others are copied, some at a time.
+//! `group` holds the group of each row. A row whose group does not exist gives zeros. The number of rows in a group depends on
+//! the data, but no tensor's size does. The host reads `group`. Consecutive rows of one group, as in a matrix sorted by group, are
+//! read in place. Other rows are copied, a limited number at a time.
 //! The bodies multiply all rows by all matrices and select, because ONNX has no such product.
 
 use super::matmul::plan::{grouped_plan, grouped_weight_plan};
@@ -13,7 +13,7 @@ use super::shape::give_shaped;
 use ckpt_ir::error::{Error, Result};
 use ckpt_ir::op::{
     BatchAxes, BodyCx, CostCx, DeviceKind, Footprint, Grad, InferCx, MemoryCx, OpClass, OpDef,
-    Sized, fresh,
+    Sized, fresh, rows_within,
 };
 use ckpt_ir::{AttrKind, AttrSpec, Attrs, DType, Dim, Same, Ty, ValueId};
 
@@ -150,17 +150,16 @@ pub static GROUPED_WEIGHT_GRAD: OpDef = OpDef {
     )
 };
 
-/// Returns how many rows of these widths together a kernel copies at a time.
+/// Returns how many of `rows` rows a kernel copies at a time. `width` is the length of a row in both matrices together.
 pub fn rows_at_once(device: DeviceKind, rows: i64, width: i64) -> i64 {
     let most = match device {
         DeviceKind::Cpu => COPIED_ELEMENTS,
         DeviceKind::Cuda => CUDA_COPIED_ELEMENTS,
     };
-    // As on a CPU, whose limit is the one given here.
-    DeviceKind::Cpu.rows_at_once(most, rows, width)
+    rows_within(most, rows, width)
 }
 
-/// The rows of all groups, one group after the other, ascending in each.
+/// The indices of the rows, sorted by group, and ascending within a group.
 pub struct GroupedRows {
     rows: Vec<i64>,
     ends: Vec<usize>,
@@ -178,7 +177,7 @@ impl GroupedRows {
         group.iter().filter_map(of).for_each(|g| ends[g] += 1);
         let mut sum = 0;
         for end in &mut ends {
-            // Where the group starts; filling it moves that to its end.
+            // The start of the group. Filling the group moves it to the end.
             sum += std::mem::replace(end, sum);
         }
         let mut rows = vec![0; sum];
@@ -257,8 +256,8 @@ fn flops(cx: &CostCx, wide: &[Sized]) -> u64 {
     cx.elements(0).saturating_mul(2).saturating_mul(columns)
 }
 
-/// Returns a new result, with copies of operands that BLAS cannot read and with what rows are copied to. That depends on the
-/// plan and the bytes of an element.
+/// Returns the memory of a node: its result, copies of operands that BLAS cannot read, and buffers for copied rows.
+/// `copied_bytes` gives the size of these buffers from the plan and the bytes of an element.
 fn buffers(
     cx: &MemoryCx,
     plan: Option<MatmulPlan>,

@@ -243,7 +243,7 @@ pub fn weigh_loss(graph: &mut Graph, seeds: &mut [Seed], mesh: &Mesh) -> Result<
         );
     }
     let mean = match has_groups(graph) {
-        // A rank may sort its own tokens by expert. The loss and what it is a mean of are values of both graphs.
+        // Each rank may sort its own tokens by expert, so a copy without sorts is examined. Values have the same ids in it.
         true => {
             let mut unsorted = graph.clone();
             unsort(&mut unsorted)?;

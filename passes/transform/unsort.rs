@@ -2,9 +2,9 @@
 //!
 //! In and out: `Typed`. Exporters write a mixture as PyTorch runs it: sort the tokens by expert, multiply each group of rows by its
 //! matrix, and put the results back. A sort mixes all tokens, so neither a part of a sequence nor one of a batch could be
-//! computed by itself. If everything between the two treats rows alike, it gives the same results in the old order,
-//! because `GroupedMatMul` takes the expert of each row. Where nothing is cut, the sort stays: it lets the product read rows
-//! where they lie.
+//! computed by itself. If all ops between the sort and its inverse treat rows alike, they give the same results in the original
+//! order, because `GroupedMatMul` takes the expert of each row as an operand. Where nothing is cut, the sort stays: it lets the
+//! product read rows in place.
 
 use super::dce::dce;
 use super::order::order_by_reads;
@@ -40,14 +40,14 @@ pub fn unsort(graph: &mut Graph) -> Result<()> {
         return Ok(());
     }
     dce(graph);
-    let sorts: Vec<NodeId> = graph.order().to_vec();
+    let old = graph.order().to_vec();
     let mut contents = Contents::known(graph)?;
-    // One at a time: a sort may take what an earlier one has put back.
-    for id in sorts {
-        let Some(sort) = Search::of(graph, &contents, id).and_then(|search| search.follow()) else {
+    // One at a time: a sort may read a value whose order an earlier one restored.
+    for id in &old {
+        let Some(sort) = Search::of(graph, &contents, *id).and_then(|search| search.follow())
+        else {
             continue;
         };
-        let old = graph.order().to_vec();
         let mut b = Builder::resume(graph, contents);
         for (value, sorted) in &sort.back {
             b.graph.replace_uses(*value, *sorted);
@@ -56,15 +56,15 @@ pub fn unsort(graph: &mut Graph) -> Result<()> {
             if let Some(node) = b.graph.def_node(*value).map(|id| b.graph.node(id)) {
                 (b.loc, b.role, b.prefix) = (node.loc.clone(), node.role, node.name.clone());
             }
-            // It may have been put back by this sort.
+            // This sort itself may have restored its order.
             let back = sort.back.iter().find(|(back, _)| back == of);
             let of = back.map_or(*of, |(_, sorted)| *sorted);
             let new = repeated(&mut b, of, 0, *times)?;
             b.graph.replace_uses(*value, new);
         }
         contents = b.contents;
-        order_by_reads(graph, &old)?;
     }
+    order_by_reads(graph, &old)?;
     dce(graph);
     Ok(())
 }
@@ -243,7 +243,7 @@ impl<'a> Search<'a> {
         node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
     }
 
-    /// How rows lie around a node that reads or makes a sorted value, if it treats all rows alike.
+    /// Returns how rows lie in the operands and results of a node, if it treats all rows alike. `sorted` are the sorted values.
     fn fitted(&self, id: NodeId, sorted: &FxHashSet<ValueId>) -> Option<Fit> {
         let cx = FitCx {
             graph: self.graph,
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(sorts_left(halves, |_| {}), 0);
     }
 
-    /// The second sort takes what the first one, or itself, has put back.
+    /// The second sort reads a value whose order the first one, or itself, restored.
     #[test]
     fn sorts_follow_each_other() {
         let twice = "  %made_once = GroupedMatMul %y, %down, %sorted {transB=1}
@@ -328,7 +328,7 @@ mod tests {
         let mut graph = mixture_of_experts(&between);
         infer(&mut graph).unwrap();
         unsort(&mut graph).unwrap();
-        // Nothing is looked up any more but tokens.
+        // Only tokens are still looked up.
         let nodes = graph.order().iter().map(|id| graph.node(*id));
         let lookups = nodes.filter(|n| n.op == &GATHER).count();
         assert_eq!(lookups, 1);
@@ -344,7 +344,7 @@ mod tests {
   %z = Add %y, %c",
             "  %m = ReduceMax %y, %axis_0 {keepdims=1}
   %z = Add %y, %m",
-            // A place of the old order along another axis.
+            // Sorted values as indices along another axis.
             "  %g = Gather %y, %sorted {axis=1}
   %d = CumSum %g, %one
   %m = ReduceMax %d, %axis_1 {keepdims=1}

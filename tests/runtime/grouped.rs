@@ -1,4 +1,4 @@
-//! Grouped products of rows in any order, with more rows in a group than the kernel copies at once.
+//! Grouped products: rows in any order, and groups with more rows than the kernel copies at a time.
 
 use crate::support::torch;
 
@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 const ROWS: i64 = 5000;
 const WIDTH: i64 = 512;
 
-/// Returns how far `found` is off, beyond rounding to its type once.
+/// Returns the largest error of `found` beyond one rounding to its type, as a share of the largest element.
 fn excess(found: &Tensor, exact: &Tensor) -> f64 {
     let rounding = if found.kind() == Kind::BFloat16 {
         0.5f64.powi(8)

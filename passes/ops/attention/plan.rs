@@ -21,7 +21,7 @@ const ROWS: i64 = 64;
 /// The fewest queries done at once to stay below [`TILE_ELEMENTS`].
 const LEAST_ROWS: i64 = 16;
 /// Scores (and copies of keys and values) that exist at once, unless one head and a few queries need more: 1 MiB of float32.
-/// The gradient needs two such blocks. Both fit into a second-level cache of 2 MiB.
+/// The gradient needs two such blocks, which together fit into an L2 cache of 2 MiB.
 const TILE_ELEMENTS: i64 = 1 << 18;
 /// Buffers start at multiples of this many elements.
 const ALIGNMENT_ELEMENTS: u64 = 16;

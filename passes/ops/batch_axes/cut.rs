@@ -139,7 +139,7 @@ pub fn cut(mut cx: CutCx) -> Result<Vec<ValueId>> {
         let axes = cx.b.ints(&shifted);
         cx.ins.push(Some(axes));
     } else if (op == &GATHER || op == &GATHER_GRAD) && cx.fit.ins[1].is_some() {
-        // Rows look up entries of a table, whose axis and shape stay.
+        // The rows read entries of a table. Its axis and its shape stay as they are.
     } else if op.axes == BatchAxes::AlongAxis
         || op.axes == BatchAxes::OneHot
         || ALONG.contains(&op)

@@ -12,7 +12,7 @@ use crate::ir::{Attrs, DType, Dim, Graph, Node, NodeId, OpDef, Role, Same, Ty, V
 use crate::ops::accumulate::{ACCUMULATE, ADD_PRODUCT};
 use crate::ops::arith::{ADD, DIV, MOD};
 use crate::ops::batch_axes::{
-    CutCx, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
+    CutCx, Fit, Rows, bare_product, cut, each_loss, is_class_loss_grad, is_mean_loss, is_plain_sum,
     own_axes, shared_sizes, summed_by_rows,
 };
 use crate::ops::concat::CONCAT;
@@ -476,7 +476,7 @@ impl Emitter<'_, '_> {
         Ok(true)
     }
 
-    /// Adds entries of the chunk to the sum `v`, with the operands of the gradient of a lookup.
+    /// Adds the rows `x` of a chunk to the sum `v`, at these indices. `shape` is the shape of the sum.
     fn add_entries(&mut self, v: ValueId, [shape, indices, x]: [ValueId; 3]) -> Result<()> {
         let sum = self.sums.get(&v).copied();
         let ins = vec![Some(shape), Some(indices), Some(x), sum];
@@ -485,13 +485,10 @@ impl Emitter<'_, '_> {
         Ok(())
     }
 
-    /// Adds the gradient of a table in which each row looked up an entry to its sum. Returns whether the node makes such a gradient.
-    fn add_lookup(&mut self, id: NodeId, ins: &[Option<ValueId>]) -> Result<bool> {
-        let node = &self.snapshot.nodes[&id];
-        let is_sum = self.region.fits[&id].outs[0] == Rows::Sum;
-        let ([Some(shape), Some(indices), Some(x), ..], true) =
-            (ins, node.op == &GATHER_GRAD && is_sum)
-        else {
+    /// Adds a chunk's part of the gradient of a table to the sum. Returns `false` for a node that makes no such gradient.
+    fn add_lookup(&mut self, node: &Node, fit: &Fit, ins: &[Option<ValueId>]) -> Result<bool> {
+        let is_sum = node.op == &GATHER_GRAD && fit.outs[0] == Rows::Sum;
+        let ([Some(shape), Some(indices), Some(x), ..], true) = (ins, is_sum) else {
             return Ok(false);
         };
         let x = self.b.cast(*x, compute_type(self.b.ty(*x).dtype))?;
@@ -575,7 +572,7 @@ impl Emitter<'_, '_> {
         let chunk_of = |v: ValueId| now.get(&v).copied().unwrap_or_else(|| self.own(v));
         let ins = node.ins.iter().map(|v| v.map(chunk_of));
         let mut ins: Vec<Option<ValueId>> = ins.collect();
-        let is_added = self.add_product(node, &ins, count)? || self.add_lookup(id, &ins)?;
+        let is_added = self.add_product(node, &ins, count)? || self.add_lookup(node, fit, &ins)?;
         if is_added || self.biased(node.outs[0]).is_some() {
             return Ok(());
         }
@@ -847,7 +844,7 @@ impl Emitter<'_, '_> {
     fn gather(&mut self, chunk: &Chunk, outputs: &[ValueId]) -> Result<()> {
         self.b.prefix = "tile".into();
         for v in outputs {
-            // What is not here was added to its sum by its node.
+            // A value without a part here was added to its sum when its node was emitted.
             let Some(part) = chunk.values.get(v).copied() else {
                 continue;
             };

@@ -115,7 +115,7 @@ fn first_of_run(rows: &[i64]) -> Option<i64> {
     (last - first + 1 == rows.len() as i64).then_some(*first)
 }
 
-/// Buffers for copies of rows of two matrices, and for the numbers of these rows.
+/// Buffers for rows copied from two matrices, and for the indices of these rows.
 struct Copies {
     at_once: usize,
     numbers: Tensor,
@@ -133,7 +133,7 @@ impl Copies {
         })
     }
 
-    /// Returns room of another type for the same rows.
+    /// Returns buffers of another type for the same rows.
     fn sides_in(&self, kind: Kind) -> Result<[Tensor; 2]> {
         let [left, right] = &self.sides;
         Ok([empty_as(left, kind)?, empty_as(right, kind)?])

@@ -271,10 +271,10 @@ fn groups_of_rows(c: &mut Call, ends: ValueId, x: ValueId) -> Result<ValueId> {
     over(c, &REDUCE_SUM, number, &[0], false)
 }
 
-/// Returns the sorted numbers whose running counts these ends are, if they are. So they are the groups of the rows that they
-/// lie beside. They are indices, and none is negative.
+/// Returns the sorted group numbers of which `ends` are the running counts, if they are: each is the group of the row at the same
+/// place. Group numbers are indices, so none is negative.
 fn counted(b: &dyn Emit, ends: ValueId) -> Option<ValueId> {
-    // Looks through casts that keep counts and indices, and through new shapes of vectors.
+    // Looks through casts that keep counts and indices, and through reshapes of vectors.
     let uncast = |mut v: ValueId| {
         while let Some(node) = b.def_node(v).map(|id| b.node(id)) {
             let x = node.ins.first().copied().flatten()?;

@@ -149,8 +149,8 @@ CKPT_AVX512 void pack_columns(const Matrix& b, int64_t k0, int64_t inner, int64_
   }
 }
 
-// The cache lines that packing a block will read, but for the last one of a row that does not begin on a line. The kernel
-// fetches them while it computes, because otherwise packing waits for memory.
+// Cache lines that packing a block will read. The kernel fetches them while it computes, because otherwise packing waits for
+// memory. The last line of a row is left out if the row does not start on a line.
 class Prefetch {
  public:
   // Nothing to fetch.
