@@ -9,6 +9,10 @@ sizes only. A peer splits the joint graph of forward and backward pass:
   default          saves what the backward pass reads
   mincut           PyTorch's min-cut partitioner as torch.compile calls it
   mincut:SOLVER:B  the same with an activation memory budget B, between 0 and 1, and a solver: dp, greedy or ilp
+  layers           activation checkpointing: recomputes every layer that the model's library would checkpoint, as torch.compile
+                   does after gradient_checkpointing_enable() of transformers, set_grad_checkpointing() of timm and
+                   enable_gradient_checkpointing() of diffusers
+  selective        selective activation checkpointing: the same, but saves results of matrix products, convolutions and attention
   package:BUDGET   the partitioner of the Python package with a budget, as 50%; its seconds are those of the whole partition
 
 One judge computes the peak and the added floating-point operations of each schedule: `peak_of` of the Python package, which
@@ -19,18 +23,21 @@ Peers count operations by the formulas that we use (`ckpt_opt.prices`), which co
 are those of its partitioner, which also writes both passes (all that `default` does). Ours are those of reading the joint
 graph, and of the command: JSON in both directions, its start, the plan and its bound.
 
-Rows in the results file are not made again. `--graphs` keeps cost graphs, and `--replan` plans all rows again from these,
-without models and peers. Each model runs in a process of its own for at most `--minutes`. PyTorch is needed
-(tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
+Rows in the results file are not made again: a run with more peers adds their rows. `--graphs` keeps cost graphs, and
+`--replan` plans all rows again from these, without models and peers. Each model runs in a process of its own for at most
+`--minutes`. PyTorch is needed (tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gzip
+import itertools
 import json
 import multiprocessing
+import operator
 import os
 import resource
 import statistics
@@ -61,7 +68,12 @@ TRANSFORMERS = (
 TIMM = "timm/resnet,timm/efficientnet,timm/convnext,timm/swin_transformer,timm/vision_transformer,timm/densenet,timm/regnet"
 DIFFUSERS = "diffusers/unet,diffusers/autoencoder,diffusers/dit,diffusers/sd3,diffusers/flux,diffusers/pixart"
 MODELS = f"{TRANSFORMERS},{TIMM},{DIFFUSERS}"
-PEERS = "default,mincut," + ",".join(f"mincut:{s}:{b}" for s in ("dp", "greedy", "ilp") for b in (0.75, 0.5, 0.25, 0.1))
+CHECKPOINTING = ("layers", "selective")
+PEERS = ",".join(
+    ["default", "mincut"]
+    + [f"mincut:{s}:{b}" for s in ("dp", "greedy", "ilp") for b in (0.75, 0.5, 0.25, 0.1)]
+    + [*CHECKPOINTING]
+)
 LAYERS = 4
 SIZES = Sizes(4, 512)
 SHORT = Sizes(4, 64)
@@ -226,7 +238,8 @@ def joint_of(model: torch.nn.Module, inputs: dict[str, Any], stack: ExitStack) -
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._functorch.partitioners import fx_graph_cse
 
-    with as_compiled():
+    # In this order: what transformers imports while code counts as compiled, it does not register with pytree.
+    with numbered_layers(model), as_compiled():
         traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
     module = traced.graph_module
     module.graph.eliminate_dead_code()
@@ -235,12 +248,58 @@ def joint_of(model: torch.nn.Module, inputs: dict[str, Any], stack: ExitStack) -
     return module
 
 
+@contextlib.contextmanager
+def numbered_layers(model: torch.nn.Module) -> Iterator[None]:
+    """Notes at each node that is traced the number of its layer, where the model's library would checkpoint layers."""
+    from torch.fx.traceback import annotate, preserve_node_meta
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    numbers = itertools.count()
+
+    def run(layer: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **kwargs: Any) -> Any:
+        # A layer within a layer gets its own number, as in torch.compile.
+        with annotate({"layer": next(numbers)}):
+            return layer(*args, **kwargs)
+
+    for name in ("set_grad_checkpointing", "enable_gradient_checkpointing"):
+        if hasattr(model, name):
+            getattr(model, name)()
+    for module in model.modules():
+        # Layers of transformers checkpoint themselves in training only.
+        if isinstance(module, GradientCheckpointingLayer):
+            module.forward = functools.partial(run, module.forward)
+    with preserve_node_meta(), mock.patch("torch.utils.checkpoint.checkpoint", run):
+        yield
+
+
+def tag_layers(module: torch.fx.GraphModule, selective: bool) -> None:
+    """Tags the forward nodes of layers as torch.compile tags those of checkpointed functions."""
+    from torch._functorch.partitioners import get_default_op_list
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    ops = get_default_op_list()
+    nodes = [
+        node
+        for node in module.graph.nodes
+        if "layer" in node.meta.get("custom", {}) and node.meta["partitioner_tag"] == "is_forward"
+    ]
+    if not nodes:
+        raise NotImplementedError("the model's library offers no checkpointing of layers")
+    for node in nodes:
+        op = node.args[0] if node.target is operator.getitem else node
+        save = selective and ops.is_compute_intensive(op)
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+        node.meta["ac_graph_id"] = node.meta["custom"]["layer"]
+
+
 def split(module: torch.fx.GraphModule, peer: str) -> tuple[Any, float]:
     """Returns what a peer's partitioner makes of a joint graph, and its CPU time."""
     from torch._functorch import config
 
     partition, settings = partitions(peer)
     own = copy.deepcopy(module)
+    if peer in CHECKPOINTING:
+        tag_layers(own, peer == "selective")
     start = cpu_seconds()
     with config.patch(settings), corrected():
         return partition(own, None, num_fwd_outputs=1), cpu_seconds() - start
@@ -250,7 +309,8 @@ def warm_up(peers: list[str]) -> None:
     """Lets the partitioners import what they import when they are first called."""
     with ExitStack() as stack:
         module = joint_of(torch.nn.Linear(2, 2, device="meta"), {"input": torch.empty(2, 2, device="meta")}, stack)
-        for peer in peers:
+        # This model has no layers: `mincut` stands for the peers that checkpoint layers.
+        for peer in ["mincut", *peers]:
             with contextlib.suppress(Exception):
                 split(module, peer)
 
@@ -292,17 +352,18 @@ def failed(name: str, peer: str, error: Exception) -> Row:
     return {"model": name, "peer": peer, "failed": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
 
 
-def with_ours(rows: list[Row], graph: dict[str, Any]) -> list[Row]:
-    """Returns the rows of peers with our plans at their peaks, and rows of our own."""
+def with_ours(rows: list[Row], graph: dict[str, Any], multiples: bool = True) -> list[Row]:
+    """Returns the rows of peers with our plans at their peaks, and rows of our own at multiples of the smallest peak."""
     rows = [{k: v for k, v in row.items() if not k.startswith("ours_")} for row in rows if row["peer"] != OURS]
     about = next(({k: row[k] for k in ABOUT if k in row} for row in rows if "peak" in row), None)
     if about is None:
         return rows
-    above = smallest_peak(graph) - about["static"]
-    for times in MULTIPLES:
-        peak = about["static"] + int(above * times)
-        if peak < about["unplanned"]:
-            rows.append(about | {"peer": OURS, "multiple": times, "peak": peak})
+    if multiples:
+        above = smallest_peak(graph) - about["static"]
+        for times in MULTIPLES:
+            peak = about["static"] + int(above * times)
+            if peak < about["unplanned"]:
+                rows.append(about | {"peer": OURS, "multiple": times, "peak": peak})
     ours: dict[int, Row] = {}
     for row in rows:
         if "peak" in row:
@@ -337,14 +398,14 @@ def own_plan(graph: dict[str, Any], peak: int) -> Row:
 
 
 def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> None:
-    """Appends the rows of a model to the results; a model that cannot be traced is one row."""
+    """Appends the rows of a model and peers to the results; a model that cannot be traced is one row."""
     torch.set_num_threads(1)
     try:
         warm_up(peers)
         rows, graph = compared(name, peers)
         if graphs:
             kept(graphs, name).write_bytes(gzip.compress(json.dumps(graph).encode()))
-        rows = with_ours(rows, graph)
+        rows = with_ours(rows, graph, not any("peak" in row for row in rows_of(name, results)))
     except Exception as error:
         rows = [failed(name, "", error)]
     append(results, rows)
@@ -358,7 +419,7 @@ def plan_again(results: Path, graphs: Path, models: list[str]) -> None:
     """Plans the rows of models again from the cost graphs that were kept."""
     for name in models:
         rows = read(results)
-        own = [row for row in rows if row["model"] == name]
+        own = rows_of(name, results)
         if kept(graphs, name).exists() and own:
             own = with_ours(own, json.loads(gzip.decompress(kept(graphs, name).read_bytes())))
             results.write_text("")
@@ -368,6 +429,10 @@ def plan_again(results: Path, graphs: Path, models: list[str]) -> None:
 
 def read(results: Path) -> list[Row]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+
+
+def rows_of(name: str, results: Path) -> list[Row]:
+    return [row for row in read(results) if row["model"] == name]
 
 
 def append(results: Path, rows: list[Row]) -> None:
@@ -466,7 +531,15 @@ def proven(rows: list[Row]) -> str:
 
 
 SIDE, EDGE = 420, 50
-COLORS = {"dp": "#0072b2", "greedy": "#d55e00", "ilp": "#009e73", "": "#555555"}
+COLORS = {
+    "mincut:dp": "#0072b2",
+    "mincut:greedy": "#d55e00",
+    "mincut:ilp": "#009e73",
+    "layers": "#cc79a7",
+    "selective": "#e69f00",
+    "": "#555555",
+}
+"""By the start of a peer's name."""
 
 
 def picture(rows: list[Row]) -> str:
@@ -490,11 +563,11 @@ def picture(rows: list[Row]) -> str:
         lines.append(f'<text x="{EDGE + at(tick):.0f}" y="{bottom + 16}" text-anchor="middle">{tick}</text>')
         lines.append(f'<text x="{EDGE - 6}" y="{bottom - at(tick) + 4:.0f}" text-anchor="end">{tick}</text>')
     for row in planned:
-        solver = row["peer"].split(":")[1] if ":" in row["peer"] else ""
+        color = next(color for start, color in COLORS.items() if row["peer"].startswith(start))
         x, y = EDGE + at(row["flops_pct"]), bottom - at(row["ours_flops_pct"])
         name = f"{row['model']}, {row['peer']}: {row['flops_pct']:.2f} %, ours {row['ours_flops_pct']:.2f} %"
         lines.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLORS[solver]}" fill-opacity="0.6"><title>{name}</title></circle>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}" fill-opacity="0.6"><title>{name}</title></circle>'
         )
     lines.append(
         f'<text x="{EDGE + SIDE / 2}" y="{bottom + 36}" text-anchor="middle">FLOPs that the peer adds, %</text>'
@@ -503,12 +576,10 @@ def picture(rows: list[Row]) -> str:
         f'<text x="14" y="{EDGE + SIDE / 2}" text-anchor="middle" transform="rotate(-90 14 {EDGE + SIDE / 2})">'
         "ours at the same peak, %</text>"
     )
-    for i, (solver, color) in enumerate(COLORS.items()):
+    for i, (start, color) in enumerate(COLORS.items()):
         y = EDGE + 6 + 18 * i
         lines.append(f'<circle cx="{EDGE + 16}" cy="{y}" r="4" fill="{color}"/>')
-        lines.append(
-            f'<text x="{EDGE + 26}" y="{y + 4}">{f"min-cut, {solver}" if solver else "default, min-cut"}</text>'
-        )
+        lines.append(f'<text x="{EDGE + 26}" y="{y + 4}">{start or "others"}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -532,23 +603,25 @@ def main() -> int:
         if not given.graphs:
             arguments.error("--replan needs --graphs")
         plan_again(given.results, given.graphs, given.model)
-    done = {row["model"] for row in read(given.results)}
     # Processes begin with what is imported here. No tensor is computed here: autograd's threads do not survive a fork.
     import timm  # noqa: F401
     import transformers  # noqa: F401
 
     fork = multiprocessing.get_context("fork")
     for name in given.model:
-        if name in done:
+        # A row without a peer is a model that failed.
+        done = {row["peer"] for row in rows_of(name, given.results)}
+        peers = [] if "" in done else [peer for peer in given.peer if peer not in done]
+        if not peers:
             continue
-        process = fork.Process(target=work, args=(name, given.peer, given.results, given.graphs))
+        process = fork.Process(target=work, args=(name, peers, given.results, given.graphs))
         process.start()
         process.join(60 * given.minutes)
         if process.is_alive():
             process.kill()
             process.join()
             append(given.results, [{"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"}])
-        print(f"{name}: {sum(row['model'] == name for row in read(given.results))} rows", file=sys.stderr, flush=True)
+        print(f"{name}: {len(rows_of(name, given.results))} rows", file=sys.stderr, flush=True)
     rows = [row for row in read(given.results) if row["model"] in given.model]
     lines = [*table(rows), "", halved(rows), "", *own_table(rows), "", proven(rows)]
     print("\n".join(lines))
