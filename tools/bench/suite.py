@@ -72,7 +72,7 @@ CHECKPOINTING = ("layers", "selective")
 PEERS = ",".join(
     ["default", "mincut"]
     + [f"mincut:{s}:{b}" for s in ("dp", "greedy", "ilp") for b in (0.75, 0.5, 0.25, 0.1)]
-    + [*CHECKPOINTING]
+    + list(CHECKPOINTING)
 )
 LAYERS = 4
 SIZES = Sizes(4, 512)

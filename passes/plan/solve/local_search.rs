@@ -64,18 +64,20 @@ const OTHERS_SHARE: u64 = 6;
 /// all of the work again. Only the work of the first counts.
 const STREAMS: u64 = 4;
 
-/// How many more go on from the best of them where the gap is wide even then ([`Search::anneal`]).
+/// How often more go on from the best of all so far where the gap is wide even then ([`Search::anneal`]), and how many of them each
+/// time, side by side.
+const ANNEALINGS: u64 = 3;
 const ANNEALED: u64 = 2;
 
 /// The share of what a plan costs above running every op once that an annealed search may lose at first; it falls to nothing.
-const HEAT: f64 = 0.1;
+const HEAT: f64 = 0.04;
 
 /// Up to how many times their weight the repeats that it takes out count while others are chosen.
 const SHUNNED: f64 = 3.0;
 
 /// Most neighbouring repeats that are taken out at once, in searches and in annealed ones.
 const MOST_TORN: usize = 40;
-const FEW_TORN: usize = 6;
+const FEW_TORN: usize = 12;
 
 /// A first plan may take this much work beyond the limit, for each op.
 pub const FIRST_UNITS: u64 = 40_000;
@@ -355,15 +357,19 @@ impl<'a> Search<'a> {
             let all = std::iter::once(made).chain(others.collect::<Vec<_>>());
             all.min_by_key(|made| dag.weigh_schedule(made))
         };
-        let best = best_of(made, 2..=STREAMS, &|search| {
+        let mut best = best_of(made, 2..=STREAMS, &|search| {
             search.improve(start.clone(), &given, lower)
         })?;
-        if !far(dag.weigh_schedule(&best)) || dag.turn != NONE {
-            return Some(best);
+        for round in 0..ANNEALINGS {
+            if !far(dag.weigh_schedule(&best)) || dag.turn != NONE {
+                break;
+            }
+            let (now, first) = (best.clone(), STREAMS + 1 + round * ANNEALED);
+            best = best_of(best, first..=first + ANNEALED - 1, &|search| {
+                search.anneal(now.clone(), lower)
+            })?;
         }
-        best_of(best.clone(), STREAMS + 1..=STREAMS + ANNEALED, &|search| {
-            search.anneal(best.clone(), lower)
-        })
+        Some(best)
     }
 
     /// Takes out a few repeats of a schedule and drops other values in their place, until the work is spent or the bound is met
