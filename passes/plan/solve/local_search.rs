@@ -64,8 +64,8 @@ const OTHERS_SHARE: u64 = 6;
 /// all of the work again. Only the work of the first counts.
 const STREAMS: u64 = 4;
 
-/// How often more go on from the best of all so far where the gap is wide even then ([`Search::anneal`]), and how many of them each
-/// time, side by side.
+/// How often more go on from the best of all so far where the gap is wide even then ([`Search::anneal`]), unless nothing is gained
+/// any more, and how many of them each time, side by side.
 const ANNEALINGS: u64 = 3;
 const ANNEALED: u64 = 2;
 
@@ -361,13 +361,17 @@ impl<'a> Search<'a> {
             search.improve(start.clone(), &given, lower)
         })?;
         for round in 0..ANNEALINGS {
-            if !far(dag.weigh_schedule(&best)) || dag.turn != NONE {
+            let weight = dag.weigh_schedule(&best);
+            if !far(weight) || dag.turn != NONE {
                 break;
             }
             let (now, first) = (best.clone(), STREAMS + 1 + round * ANNEALED);
             best = best_of(best, first..=first + ANNEALED - 1, &|search| {
                 search.anneal(now.clone(), lower)
             })?;
+            if dag.weigh_schedule(&best) == weight {
+                break;
+            }
         }
         Some(best)
     }

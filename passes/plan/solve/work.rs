@@ -9,7 +9,7 @@ pub enum Effort {
     /// As little as a first good plan takes.
     First,
     /// A fraction of a second on a few thousand ops; up to a second while the gap is above [`WIDE_GAP`], and where it stays far
-    /// above it nine more searches as long as that, two or three at a time.
+    /// above it five to nine more searches as long as that, two or three at a time.
     #[default]
     Normal,
     /// About ten times that.
