@@ -605,7 +605,7 @@ impl DeviceKind {
     }
 }
 
-/// Returns how many of `rows` rows of `width` elements together have at most `elements` elements; at least one.
+/// Returns how many of `rows` rows, each of `width` elements, fit into `elements` elements; at least one.
 pub fn rows_within(elements: i64, rows: i64, width: i64) -> i64 {
     (elements / width.max(1)).clamp(1, rows.max(1))
 }

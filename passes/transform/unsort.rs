@@ -1,7 +1,7 @@
 //! Takes the sort by expert out of a mixture of experts, so that each of its tokens is computed where it lies.
 //!
 //! In and out: `Typed`. Exporters write a mixture as PyTorch runs it: sort the tokens by expert, multiply each group of rows by its
-//! matrix, and put the results back. A sort mixes all tokens, so neither a part of a sequence nor one of a batch could be
+//! matrix, and put the results back. A sort mixes all tokens, so no part of a sequence or of a batch could be
 //! computed by itself. If all ops between the sort and its inverse treat rows alike, they give the same results in the original
 //! order, because `GroupedMatMul` takes the expert of each row as an operand. Where nothing is cut, the sort stays: it lets the
 //! product read rows in place.
@@ -243,7 +243,8 @@ impl<'a> Search<'a> {
         node.is_some_and(|node| node.op == &RANGE) && is_from(0, 0) && is_from(2, 1)
     }
 
-    /// Returns how rows lie in the operands and results of a node, if it treats all rows alike. `sorted` are the sorted values.
+    /// Returns where a node's operands and results hold the rows, if the node treats all rows alike. `sorted` are the values whose
+    /// rows are sorted.
     fn fitted(&self, id: NodeId, sorted: &FxHashSet<ValueId>) -> Option<Fit> {
         let cx = FitCx {
             graph: self.graph,

@@ -76,7 +76,7 @@ pub fn same_bits(a: &Tensor, b: &Tensor) -> bool {
         && ckpt_torch::bytes::read(a).unwrap() == ckpt_torch::bytes::read(b).unwrap()
 }
 
-/// Asserts that all tensors agree. A tensor may be off by this share of its largest element.
+/// Asserts that both maps hold the same names and that each pair of tensors differs by at most `share` of its largest element.
 pub fn assert_within(
     found: &BTreeMap<String, Tensor>,
     expected: &BTreeMap<String, Tensor>,

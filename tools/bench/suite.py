@@ -23,8 +23,8 @@ Peers count operations by the formulas that we use (`ckpt_opt.prices`), which co
 are those of its partitioner, which also writes both passes (all that `default` does). Ours are those of reading the joint
 graph, and of the command: JSON in both directions, its start, the plan and its bound.
 
-Rows in the results file are not made again: a run with more peers adds their rows. `--graphs` keeps cost graphs, and
-`--replan` plans all rows again from these, without models and peers. Each model runs in a process of its own for at most
+A row that is in the results file is not made again, so a run with more peers adds only their rows. `--graphs` keeps cost graphs,
+and `--replan` plans all rows again from these, without models and peers. Each model runs in a process of its own for at most
 `--minutes`. PyTorch is needed (tools/requirements-torch.txt). Exit code 0 if no row fails, else 1.
 """
 
@@ -238,7 +238,8 @@ def joint_of(model: torch.nn.Module, inputs: dict[str, Any], stack: ExitStack) -
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch._functorch.partitioners import fx_graph_cse
 
-    # In this order: what transformers imports while code counts as compiled, it does not register with pytree.
+    # `numbered_layers` first: it imports modules of transformers, which register their outputs with pytree only outside of
+    # compiled code.
     with numbered_layers(model), as_compiled():
         traced = aot_export_joint_with_descriptors(stack, WithLoss(model), (), inputs)
     module = traced.graph_module
@@ -250,14 +251,14 @@ def joint_of(model: torch.nn.Module, inputs: dict[str, Any], stack: ExitStack) -
 
 @contextlib.contextmanager
 def numbered_layers(model: torch.nn.Module) -> Iterator[None]:
-    """Notes at each node that is traced the number of its layer, where the model's library would checkpoint layers."""
+    """Marks each traced node with the number of the layer that it belongs to. Layers are what the model's library checkpoints."""
     from torch.fx.traceback import annotate, preserve_node_meta
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     numbers = itertools.count()
 
     def run(layer: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **kwargs: Any) -> Any:
-        # A layer within a layer gets its own number, as in torch.compile.
+        # A layer inside another one has its own number, as in torch.compile.
         with annotate({"layer": next(numbers)}):
             return layer(*args, **kwargs)
 
@@ -273,7 +274,7 @@ def numbered_layers(model: torch.nn.Module) -> Iterator[None]:
 
 
 def tag_layers(module: torch.fx.GraphModule, selective: bool) -> None:
-    """Tags the forward nodes of layers as torch.compile tags those of checkpointed functions."""
+    """Tags the forward nodes of layers for recomputation, as torch.compile does in checkpointed functions."""
     from torch._functorch.partitioners import get_default_op_list
     from torch.utils.checkpoint import CheckpointPolicy
 
@@ -309,7 +310,7 @@ def warm_up(peers: list[str]) -> None:
     """Lets the partitioners import what they import when they are first called."""
     with ExitStack() as stack:
         module = joint_of(torch.nn.Linear(2, 2, device="meta"), {"input": torch.empty(2, 2, device="meta")}, stack)
-        # This model has no layers: `mincut` stands for the peers that checkpoint layers.
+        # This model has no layers, so peers that checkpoint layers fail on it; they call the same partitioner as `mincut`.
         for peer in ["mincut", *peers]:
             with contextlib.suppress(Exception):
                 split(module, peer)
@@ -352,18 +353,23 @@ def failed(name: str, peer: str, error: Exception) -> Row:
     return {"model": name, "peer": peer, "failed": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
 
 
-def with_ours(rows: list[Row], graph: dict[str, Any], multiples: bool = True) -> list[Row]:
-    """Returns the rows of peers with our plans at their peaks, and rows of our own at multiples of the smallest peak."""
-    rows = [{k: v for k, v in row.items() if not k.startswith("ours_")} for row in rows if row["peer"] != OURS]
+def own_rows(rows: list[Row], graph: dict[str, Any]) -> list[Row]:
+    """Returns rows without plans at multiples of the smallest peak, for the model of rows of peers."""
     about = next(({k: row[k] for k in ABOUT if k in row} for row in rows if "peak" in row), None)
     if about is None:
-        return rows
-    if multiples:
-        above = smallest_peak(graph) - about["static"]
-        for times in MULTIPLES:
-            peak = about["static"] + int(above * times)
-            if peak < about["unplanned"]:
-                rows.append(about | {"peer": OURS, "multiple": times, "peak": peak})
+        return []
+    above = smallest_peak(graph) - about["static"]
+    peaks = {times: about["static"] + int(above * times) for times in MULTIPLES}
+    return [
+        about | {"peer": OURS, "multiple": times, "peak": peak}
+        for times, peak in peaks.items()
+        if peak < about["unplanned"]
+    ]
+
+
+def with_plans(rows: list[Row], graph: dict[str, Any]) -> list[Row]:
+    """Returns rows with our plans at their peaks."""
+    rows = [{k: v for k, v in row.items() if not k.startswith("ours_")} for row in rows]
     ours: dict[int, Row] = {}
     for row in rows:
         if "peak" in row:
@@ -398,14 +404,16 @@ def own_plan(graph: dict[str, Any], peak: int) -> Row:
 
 
 def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> None:
-    """Appends the rows of a model and peers to the results; a model that cannot be traced is one row."""
+    """Appends a model's rows for these peers to the results; a model that cannot be traced is one row."""
     torch.set_num_threads(1)
     try:
         warm_up(peers)
         rows, graph = compared(name, peers)
         if graphs:
             kept(graphs, name).write_bytes(gzip.compress(json.dumps(graph).encode()))
-        rows = with_ours(rows, graph, not any("peak" in row for row in rows_of(name, results)))
+        if not any("peak" in row for row in rows_of(name, read(results))):
+            rows += own_rows(rows, graph)
+        rows = with_plans(rows, graph)
     except Exception as error:
         rows = [failed(name, "", error)]
     append(results, rows)
@@ -419,9 +427,10 @@ def plan_again(results: Path, graphs: Path, models: list[str]) -> None:
     """Plans the rows of models again from the cost graphs that were kept."""
     for name in models:
         rows = read(results)
-        own = rows_of(name, results)
+        own = [row for row in rows_of(name, rows) if row["peer"] != OURS]
         if kept(graphs, name).exists() and own:
-            own = with_ours(own, json.loads(gzip.decompress(kept(graphs, name).read_bytes())))
+            graph = json.loads(gzip.decompress(kept(graphs, name).read_bytes()))
+            own = with_plans(own + own_rows(own, graph), graph)
             results.write_text("")
             append(results, [*(row for row in rows if row["model"] != name), *own])
             print(f"{name}: planned again", file=sys.stderr, flush=True)
@@ -431,8 +440,8 @@ def read(results: Path) -> list[Row]:
     return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
-def rows_of(name: str, results: Path) -> list[Row]:
-    return [row for row in read(results) if row["model"] == name]
+def rows_of(name: str, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["model"] == name]
 
 
 def append(results: Path, rows: list[Row]) -> None:
@@ -610,7 +619,7 @@ def main() -> int:
     fork = multiprocessing.get_context("fork")
     for name in given.model:
         # A row without a peer is a model that failed.
-        done = {row["peer"] for row in rows_of(name, given.results)}
+        done = {row["peer"] for row in rows_of(name, read(given.results))}
         peers = [] if "" in done else [peer for peer in given.peer if peer not in done]
         if not peers:
             continue
@@ -621,7 +630,7 @@ def main() -> int:
             process.kill()
             process.join()
             append(given.results, [{"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"}])
-        print(f"{name}: {len(rows_of(name, given.results))} rows", file=sys.stderr, flush=True)
+        print(f"{name}: {len(rows_of(name, read(given.results)))} rows", file=sys.stderr, flush=True)
     rows = [row for row in read(given.results) if row["model"] in given.model]
     lines = [*table(rows), "", halved(rows), "", *own_table(rows), "", proven(rows)]
     print("\n".join(lines))

@@ -60,13 +60,15 @@ pub const FITTED: f64 = 0.8;
 /// They take about one part in this many of the work.
 const OTHERS_SHARE: u64 = 6;
 
-/// How many searches, each with random numbers of its own, run where the gap stays that wide: the others side by side, each with
-/// all of the work again. Only the work of the first counts.
+/// How many searches run where the gap stays that wide, each with its own random numbers. After the first, the others run side by
+/// side, each with the full amount of work. Only the work of the first counts.
 const STREAMS: u64 = 4;
 
-/// How often more go on from the best of all so far where the gap is wide even then ([`Search::anneal`]), unless nothing is gained
-/// any more, and how many of them each time, side by side.
-const ANNEALINGS: u64 = 3;
+/// Most rounds of annealing, where the gap is wide even then. Each starts from the best schedule so far; a round that finds no
+/// better one is the last.
+const ANNEALING_ROUNDS: u64 = 3;
+
+/// Annealed searches in a round ([`Search::anneal`]). They run side by side.
 const ANNEALED: u64 = 2;
 
 /// The share of what a plan costs above running every op once that an annealed search may lose at first; it falls to nothing.
@@ -360,7 +362,7 @@ impl<'a> Search<'a> {
         let mut best = best_of(made, 2..=STREAMS, &|search| {
             search.improve(start.clone(), &given, lower)
         })?;
-        for round in 0..ANNEALINGS {
+        for round in 0..ANNEALING_ROUNDS {
             let weight = dag.weigh_schedule(&best);
             if !far(weight) || dag.turn != NONE {
                 break;

@@ -405,7 +405,7 @@ fn a_little_that_lacks_is_taken_from_many_small_results() {
     assert_eq!(found.score.cost, before.cost + 20.0);
 }
 
-/// Near the smallest peak, what a descent finds may be cheaper than what repairs of the given order find.
+/// Near the smallest peak, a descent may find a cheaper schedule than repairs of the given order do.
 #[test]
 fn a_descent_keeps_to_its_cap_and_may_be_cheaper() {
     let mut r = Random::new(11);
