@@ -179,6 +179,12 @@ const KINDS: [(Kind, f64); 4] = [
     (Kind::BFloat16, 1.0 / 256.0 + 3e-6),
 ];
 
+/// Where a processor lacks AVX-512, libtorch adds the terms of a float32 sum one after the other. The rounding errors then grow
+/// with the square root of their number.
+fn rounding_of_sums(terms: i64) -> f64 {
+    (terms as f64).sqrt() * 2f64.powi(-24)
+}
+
 fn plan_of(shape: Shape) -> AttentionPlan {
     use ckpt_passes::ir::op::Sized;
     let sized = |dims: [i64; 4]| Some(Sized::contiguous(DType::F32, dims.to_vec()));
@@ -258,7 +264,10 @@ fn more_queries_than_keys_and_single_ones() {
             Attrs::new().with("causal", 1),
             Attrs::new().with("window_left", 9),
         ] {
-            for (kind, allowed) in KINDS {
+            for (kind, mut allowed) in KINDS {
+                if kind == Kind::Float {
+                    allowed = allowed.max(rounding_of_sums(shape.rows[1]));
+                }
                 let gaps = gaps(shape, &attrs, None, kind);
                 close(&format!("{shape:?} {attrs:?} {kind:?}"), &gaps, allowed);
             }
