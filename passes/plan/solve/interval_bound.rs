@@ -14,7 +14,9 @@
 //!
 //! Where the gap stays wide, positions whose bytes are worth nothing are left out, and two things follow that need whole
 //! decisions: limits on bytes are rounded anew where they cut off the last solution ([`rounding`](super::rounding)), and the
-//! number of repeats of an op, or of all ops of one weight, is fixed from below and above (`branch`).
+//! number of repeats of an op, or of all ops of one weight, is fixed from below and above (`branch`). Then a
+//! schedule is made of the last solution. If first runs do not fit in it, the one that takes most becomes a position too, and all
+//! of this is repeated.
 
 mod branch;
 
@@ -22,7 +24,7 @@ use super::compact::{Dag, NONE};
 use super::linear_program::{Bounded, LinearProgram};
 use super::local_search::FAR_GAP;
 use super::rounding::Packing;
-use super::simulate::Simulation;
+use super::simulate::{Simulation, first_runs};
 use super::work::Work;
 use rustc_hash::FxHashMap;
 use std::ops::Range;
@@ -49,10 +51,16 @@ const LOOSE: f64 = 1e-2;
 const LEAST_GAIN: f64 = 1e-3;
 const CUT_SHARE: u64 = 3;
 
-/// Branches follow up to this gap, as a share of the whole cost, and end at the other one. They take up to so many times the work.
-const BRANCH_GAP: f64 = 0.03;
+/// Branches follow up to this gap, as a share of the whole cost, and end at the other one.
+const BRANCH_GAP: f64 = 0.12;
 const CLOSE_GAP: f64 = 0.9 * FAR_GAP;
-const BRANCH_SHARE: u64 = 3;
+
+/// Branches and further positions take up to so many times the work, and no more than this: about half a minute.
+const BRANCH_SHARE: u64 = 20;
+const MOST_BRANCH_UNITS: u64 = 8_000_000_000;
+
+/// One more position never lowers the true bound. If it falls below this share of the last one, the work does not suffice for so many.
+const SOLVED: f64 = 0.95;
 
 /// Positions whose bytes are worth a smaller share of the whole cost are left out.
 const LEAST_PRICE: f64 = 1e-5;
@@ -225,6 +233,48 @@ impl<'a> Program<'a> {
         self.bytes.iter().map(price).collect()
     }
 
+    /// Returns the op whose first run takes most, if that is more than `cap`, in a schedule that a solution suggests: values stay at
+    /// the positions as `point` says, and what is missing is made again just before it is read.
+    fn fullest(&self, cap: i64, point: &[f64]) -> Option<usize> {
+        let dag = self.dag;
+        let mut there = vec![false; dag.values()];
+        for v in &dag.placeholders {
+            there[*v as usize] = true;
+        }
+        let mut schedule = Vec::new();
+        for o in 0..dag.ops() as u32 {
+            for v in dag.ins(o) {
+                make(dag, *v, &mut there, &mut schedule);
+            }
+            let position = self.positions.binary_search(&(o as usize));
+            let states = position.ok().map(|k| &self.states[k]);
+            let stays = |state: &State| match state {
+                State::Absent => false,
+                State::Pinned => true,
+                State::Choice(x) => point[*x as usize] > 0.5,
+            };
+            for (v, state) in states.into_iter().flatten().enumerate() {
+                if stays(state) && dag.maker[v] != o {
+                    make(dag, v as u32, &mut there, &mut schedule);
+                }
+            }
+            schedule.push(o);
+            for v in dag.outs(o) {
+                there[*v as usize] = true;
+            }
+            if let Some(states) = states {
+                there = states.iter().map(stays).collect();
+            }
+        }
+        let mut simulation = Simulation::default();
+        simulation.run(dag, &schedule);
+        let firsts = first_runs(dag, &schedule);
+        let is_new = |t: usize| firsts[t] && !self.positions.contains(&(schedule[t] as usize));
+        let full = (0..schedule.len()).filter(|t| is_new(*t) && simulation.live[*t] > cap);
+        let fullest = full.max_by_key(|t| (simulation.live[*t], *t));
+        fullest.map(|t| schedule[t] as usize)
+    }
+
     /// Adds rounded limits on bytes that cut `point` off; returns how many.
     fn cut(&mut self, cap: i64, point: &[f64]) -> usize {
         let at = |x: u32| point[x as usize];
@@ -277,6 +327,27 @@ impl<'a> Program<'a> {
             self.program.at_least(-row.most / scale, terms);
         }
         made.len()
+    }
+}
+
+/// Adds to a schedule what makes a value that is not there, and what that reads.
+fn make(dag: &Dag, v: u32, there: &mut [bool], schedule: &mut Vec<u32>) {
+    let mut stack = vec![v];
+    while let Some(v) = stack.last().copied() {
+        let maker = dag.remaker(v).filter(|_| !there[v as usize]);
+        let known = stack.len();
+        if let Some(o) = maker {
+            stack.extend(dag.ins(o).iter().filter(|v| !there[**v as usize]));
+            if stack.len() > known {
+                continue;
+            }
+            schedule.push(o);
+            for v in dag.outs(o) {
+                there[*v as usize] = true;
+            }
+        }
+        there[v as usize] = true;
+        stack.pop();
     }
 }
 
@@ -358,22 +429,42 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
         .map(|(position, _)| *position)
         .collect();
     if is_far(best) && (1..positions.len()).contains(&priced.len()) {
-        program = Program::joined(dag, cap, weight, &priced);
+        positions = priced;
+        program = Program::joined(dag, cap, weight, &positions);
         made = Bounded::default();
     }
-    while is_far(best) && (made.point.is_empty() || program.cut(cap, &made.point) > 0) {
-        let before = made.bound;
-        work.limit = work.done + (limit - start) / CUT_SHARE;
-        made = program.program.lower_bound(above, &made, work);
-        best = best.max(made.bound);
-        if made.bound < before + LEAST_GAIN * total {
+    let branch_units = BRANCH_SHARE.saturating_mul(limit - start);
+    let branch_limit = work.done + branch_units.min(MOST_BRANCH_UNITS);
+    // What the positions proved before the last one was added.
+    let mut last = 0.0;
+    loop {
+        while is_far(best) && (made.point.is_empty() || program.cut(cap, &made.point) > 0) {
+            let before = made.bound;
+            work.limit = work.done + (limit - start) / CUT_SHARE;
+            made = program.program.lower_bound(above, &made, work);
+            best = best.max(made.bound);
+            if made.bound < before + LEAST_GAIN * total {
+                break;
+            }
+        }
+        work.limit = branch_limit;
+        if !is_far(best) || work.spent() || made.bound < SOLVED * last {
             break;
         }
-    }
-    if is_far(best) && above - best < BRANCH_GAP * total {
-        work.limit = work.done + BRANCH_SHARE * (limit - start);
-        let enough = above - CLOSE_GAP * total;
-        best = best.max(program.branch(cap, made, enough, work));
+        last = made.bound;
+        if above - best < BRANCH_GAP * total {
+            let enough = above - CLOSE_GAP * total;
+            made = program.branch(cap, made, enough, work);
+            best = best.max(made.bound);
+        }
+        let is_over = !is_far(best) || work.spent();
+        let Some(step) = program.fullest(cap, &made.point).filter(|_| !is_over) else {
+            break;
+        };
+        positions.push(step);
+        positions.sort_unstable();
+        program = Program::joined(dag, cap, weight, &positions);
+        made = Bounded::default();
     }
     (best.min(above) as i64 - 1).max(0)
 }

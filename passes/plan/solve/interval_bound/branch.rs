@@ -13,6 +13,10 @@ const BRANCH_UNITS: u64 = 60_000_000;
 /// A number nearer to a whole one than this share of the whole cost counts as whole.
 const LEAST_SCORE: f64 = 1e-5;
 
+/// The search ends if the bound rises by less than this share of the gap during so large a part (one in so many) of its work.
+const LEAST_RISE: f64 = 0.01;
+const PATIENCE_SHARE: u64 = 5;
+
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
@@ -24,10 +28,56 @@ struct Group {
     runs: Vec<u32>,
 }
 
+/// On which side a limit bounds a number.
+#[derive(Clone, Copy)]
+enum Limit {
+    Least,
+    Most,
+}
+
+/// How much limits on the numbers of repeats raised bounds so far ("pseudo-costs"; Bénichou et al., "Experiments in mixed-integer
+/// linear programming", 1971).
+struct Gains<'a> {
+    groups: &'a [Group],
+    /// By group, for a limit from below and one from above: the sum of what was gained, and that of the distances by which the
+    /// limits moved the number.
+    sums: Vec<[(f64, f64); 2]>,
+    /// The same of all groups together, each distance times the group's score.
+    all: (f64, f64),
+}
+
+impl Gains<'_> {
+    fn new(groups: &[Group]) -> Gains<'_> {
+        Gains {
+            groups,
+            sums: vec![[(0.0, 0.0); 2]; groups.len()],
+            all: (1.0, 1.0),
+        }
+    }
+
+    fn learn(&mut self, group: usize, limit: Limit, distance: f64, gain: f64) {
+        let sums = &mut self.sums[group][limit as usize];
+        *sums = (sums.0 + gain, sums.1 + distance);
+        self.all.0 += gain;
+        self.all.1 += distance * self.groups[group].score;
+    }
+
+    /// Returns the product of the gains that both limits promise for a number that is `over` a whole one, each at least `least`.
+    fn expected(&self, group: usize, over: f64, least: f64) -> f64 {
+        let of_unknown = self.groups[group].score * self.all.0 / self.all.1;
+        let gain = |limit: Limit, distance: f64| {
+            let (sum, of) = self.sums[group][limit as usize];
+            let each = if of > 0.0 { sum / of } else { of_unknown };
+            (each * distance).max(least)
+        };
+        gain(Limit::Least, 1.0 - over) * gain(Limit::Most, over)
+    }
+}
+
 /// A part of all schedules.
 struct Branch {
-    /// Bounds on the number of repeats of a group: lower ones (`true`) and upper ones.
-    limits: Vec<(usize, bool, f64)>,
+    /// Bounds on the numbers of repeats of groups.
+    limits: Vec<(usize, Limit, f64)>,
     /// Rows of the program when it was solved; those of the limits follow.
     rows: usize,
     made: Bounded,
@@ -36,7 +86,7 @@ struct Branch {
 
 impl Branch {
     /// Returns the branch in which one more limit holds, for a program of so many rows.
-    fn with(&self, limit: (usize, bool, f64), rows: usize) -> Branch {
+    fn with(&self, limit: (usize, Limit, f64), rows: usize) -> Branch {
         let mut made = self.made.clone();
         let of_limits = made.last.split_off(self.rows);
         made.last.resize(rows, 0.0);
@@ -76,10 +126,19 @@ impl Program<'_> {
         groups
     }
 
-    /// Returns a bound, `enough` at most; `made` is the last solution of the program.
-    pub(super) fn branch(&mut self, cap: i64, made: Bounded, enough: f64, work: &mut Work) -> f64 {
+    /// Returns a bound, `enough` at most, with the solution of the branch where it is lowest; `made` is the last solution of the program.
+    pub(super) fn branch(
+        &mut self,
+        cap: i64,
+        made: Bounded,
+        enough: f64,
+        work: &mut Work,
+    ) -> Bounded {
         let groups = self.groups();
         let least_score = LEAST_SCORE * self.dag.total_price as f64;
+        let (first, patience) = (made.bound, (work.limit - work.done) / PATIENCE_SHARE);
+        let mut risen = (first, work.done);
+        let mut gains = Gains::new(&groups);
         let mut open = vec![Branch {
             limits: Vec::new(),
             rows: made.last.len(),
@@ -88,34 +147,45 @@ impl Program<'_> {
         }];
         loop {
             let lowest = (0..open.len()).min_by(|a, b| open[*a].bound.total_cmp(&open[*b].bound));
-            let Some(at) = lowest else { return enough };
+            let Some(at) = lowest else {
+                let mut closed = Bounded::default();
+                closed.bound = enough;
+                return closed;
+            };
             let bound = open[at].bound.min(enough);
-            if work.spent() {
-                return bound;
+            if bound > risen.0 + LEAST_RISE * (enough - first) {
+                risen = (bound, work.done);
             }
             let count = |group: &Group| -> f64 {
                 let point = &open[at].made.point;
                 group.runs.iter().map(|run| point[*run as usize]).sum()
             };
-            let score = |group: &Group| {
+            let scores = groups.iter().enumerate().filter_map(|(g, group)| {
                 let over = count(group).fract();
-                over.min(1.0 - over) * group.score
-            };
-            let scores = groups.iter().map(score).enumerate();
+                let is_whole = over.min(1.0 - over) * group.score <= least_score;
+                (!is_whole).then(|| (g, gains.expected(g, over, least_score)))
+            });
             let best = scores.max_by(|a, b| a.1.total_cmp(&b.1));
-            let Some((group, _)) = best.filter(|best| best.1 > least_score) else {
-                return bound;
+            let is_over = work.spent() || work.done > risen.1 + patience;
+            let Some((group, _)) = best.filter(|_| !is_over) else {
+                let mut made = open.swap_remove(at).made;
+                made.bound = bound;
+                return made;
             };
             let number = count(&groups[group]).floor();
+            let over = count(&groups[group]) - number;
             let parent = open.swap_remove(at);
             let rows = self.program.rows();
-            let mut branches = [(true, number + 1.0), (false, number)]
-                .map(|(is_least, number)| parent.with((group, is_least, number), rows));
+            let mut branches = [(Limit::Least, number + 1.0), (Limit::Most, number)]
+                .map(|(limit, number)| parent.with((group, limit, number), rows));
             let units = BRANCH_UNITS.min(work.limit - work.done);
             let solved = branches.par_iter_mut().map(|branch| {
                 let mut program = self.program.clone();
-                for (group, is_least, number) in &branch.limits {
-                    let sign = if *is_least { 1.0 } else { -1.0 };
+                for (group, limit, number) in &branch.limits {
+                    let sign = match limit {
+                        Limit::Least => 1.0,
+                        Limit::Most => -1.0,
+                    };
                     let runs = groups[*group].runs.iter().map(|run| (*run, sign));
                     program.at_least(sign * number, runs);
                 }
@@ -125,6 +195,9 @@ impl Program<'_> {
                 work.done
             });
             work.spend(solved.max().unwrap_or(0));
+            let [least, most] = [0, 1].map(|n: usize| branches[n].bound.min(enough) - parent.bound);
+            gains.learn(group, Limit::Least, 1.0 - over, least);
+            gains.learn(group, Limit::Most, over, most);
             for branch in branches.into_iter().filter(|branch| branch.bound < enough) {
                 self.cut(cap, &branch.made.point);
                 open.push(branch);
@@ -168,11 +241,53 @@ mod tests {
                 .program
                 .lower_bound(far, &Bounded::default(), &mut work);
             let before = made.bound;
-            let bound = program.branch(cap, made, far, &mut Work::new(400_000));
+            let bound = program
+                .branch(cap, made, far, &mut Work::new(400_000))
+                .bound;
             assert!(bound <= best + 1.0, "{n}: {bound} {best}");
             raised += usize::from(bound > before + 0.01 * best);
             met += usize::from(best > 0.0 && bound > 0.999 * best);
         }
         assert!(raised > 10 && met > 50, "{raised} {met}");
+    }
+
+    /// The bound rises with each position that the last solution asks for, and stays one.
+    #[test]
+    fn further_positions_prove_more_and_never_too_much() {
+        let mut r = Random::new(9);
+        let (mut added, mut raised) = (0, 0);
+        for n in 0..100 {
+            let problem = random_dag(&mut r, 9, Shape::Training);
+            let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
+            let mut simulation = Simulation::default();
+            simulation.run(&dag, &(0..dag.ops() as u32).collect::<Vec<_>>());
+            let cap = simulation.peak * (60 + r.below(40) as i64) / 100;
+            let Outcome::Optimal(best) = exact(&dag, cap, &mut Work::new(10_000_000)) else {
+                continue;
+            };
+            let best = (dag.weigh_schedule(&best) - dag.total_weight) as f64;
+            let far = 3.0 * dag.total_weight as f64;
+            let mut chosen: Vec<usize> = positions(&dag, cap).into_iter().take(1).collect();
+            let mut before = f64::INFINITY;
+            while !chosen.is_empty() {
+                let mut program = Program::joined(&dag, cap, &dag.weight, &chosen);
+                let known = Bounded::default();
+                let made = program
+                    .program
+                    .lower_bound(far, &known, &mut Work::new(400_000));
+                let made = program.branch(cap, made, far, &mut Work::new(400_000));
+                assert!(made.bound <= best + 1.0, "{n}: {} {best}", made.bound);
+                raised += usize::from(made.bound > before + 0.01 * best);
+                before = made.bound;
+                let Some(step) = program.fullest(cap, &made.point) else {
+                    break;
+                };
+                assert!(!chosen.contains(&step));
+                chosen.push(step);
+                chosen.sort_unstable();
+                added += 1;
+            }
+        }
+        assert!(added > 20 && raised > 10, "{added} {raised}");
     }
 }
