@@ -457,8 +457,10 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
             made = program.branch(cap, made, enough, work);
             best = best.max(made.bound);
         }
-        let is_over = !is_far(best) || work.spent();
-        let Some(step) = program.fullest(cap, &made.point).filter(|_| !is_over) else {
+        if !is_far(best) || work.spent() {
+            break;
+        }
+        let Some(step) = program.fullest(cap, &made.point) else {
             break;
         };
         positions.push(step);

@@ -213,7 +213,7 @@ mod tests {
     use crate::objective::Objective;
     use crate::solve::compact::Dag;
     use crate::solve::exact::{Outcome, exact};
-    use crate::solve::interval_bound::positions;
+    use crate::solve::interval_bound::{intervals, positions};
     use crate::solve::simulate::Simulation;
     use crate::solve::work::Random;
     use crate::testing::{Shape, random_dag};
@@ -251,11 +251,11 @@ mod tests {
         assert!(raised > 10 && met > 50, "{raised} {met}");
     }
 
-    /// The bound rises with each position that the last solution asks for, and stays one.
+    /// The bound rises with each position that the last solution asks for, and stays one, whatever plan is known.
     #[test]
     fn further_positions_prove_more_and_never_too_much() {
         let mut r = Random::new(9);
-        let (mut added, mut raised) = (0, 0);
+        let (mut added, mut raised, mut closed) = (0, 0, 0);
         for n in 0..100 {
             let problem = random_dag(&mut r, 9, Shape::Training);
             let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
@@ -266,6 +266,12 @@ mod tests {
                 continue;
             };
             let best = (dag.weigh_schedule(&best) - dag.total_weight) as f64;
+            for share in [1.0, 1.02, 1.05, 1.5] {
+                let above = (best * share) as i64;
+                let bound = intervals(&dag, cap, &dag.weight, above, &mut Work::new(100_000));
+                assert!(bound as f64 <= best, "{n}: {bound} {best}");
+                closed += usize::from(share < 1.1 && bound as f64 > 0.99 * best);
+            }
             let far = 3.0 * dag.total_weight as f64;
             let mut chosen: Vec<usize> = positions(&dag, cap).into_iter().take(1).collect();
             let mut before = f64::INFINITY;
@@ -288,6 +294,9 @@ mod tests {
                 added += 1;
             }
         }
-        assert!(added > 20 && raised > 10, "{added} {raised}");
+        assert!(
+            added > 20 && raised > 10 && closed > 50,
+            "{added} {raised} {closed}"
+        );
     }
 }
