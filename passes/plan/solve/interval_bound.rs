@@ -51,15 +51,17 @@ const LOOSE: f64 = 1e-2;
 const LEAST_GAIN: f64 = 1e-3;
 const CUT_SHARE: u64 = 3;
 
-/// Branches follow up to this gap, as a share of the whole cost, and end at the other one.
+/// Branching starts if the gap is below the first share of the whole cost, and stops once it is below the second.
 const BRANCH_GAP: f64 = 0.12;
 const CLOSE_GAP: f64 = 0.9 * FAR_GAP;
 
-/// Branches and further positions take up to so many times the work, and no more than this: about half a minute.
+/// Branching and adding positions may take this many times the work of the first bound, but no more than the units below, which
+/// take about half a minute.
 const BRANCH_SHARE: u64 = 20;
 const MOST_BRANCH_UNITS: u64 = 8_000_000_000;
 
-/// One more position never lowers the true bound. If it falls below this share of the last one, the work does not suffice for so many.
+/// The exact bound never falls when a position is added. If the computed one falls below this share of the last, the program has
+/// become too large to be solved with the work allowed, and no more positions are added.
 const SOLVED: f64 = 0.95;
 
 /// Positions whose bytes are worth a smaller share of the whole cost are left out.

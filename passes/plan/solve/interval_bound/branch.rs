@@ -13,7 +13,7 @@ const BRANCH_UNITS: u64 = 60_000_000;
 /// A number nearer to a whole one than this share of the whole cost counts as whole.
 const LEAST_SCORE: f64 = 1e-5;
 
-/// The search ends if the bound rises by less than this share of the gap during so large a part (one in so many) of its work.
+/// The search gives up if one part in [`PATIENCE_SHARE`] of its work raises the bound by less than this share of the gap.
 const LEAST_RISE: f64 = 0.01;
 const PATIENCE_SHARE: u64 = 5;
 
@@ -39,10 +39,9 @@ enum Limit {
 /// linear programming", 1971).
 struct Gains<'a> {
     groups: &'a [Group],
-    /// By group, for a limit from below and one from above: the sum of what was gained, and that of the distances by which the
-    /// limits moved the number.
+    /// For each group and each side of a limit: the total gain, and the total distance by which limits moved the number.
     sums: Vec<[(f64, f64); 2]>,
-    /// The same of all groups together, each distance times the group's score.
+    /// The same totals over all groups, where each distance is multiplied by the score of its group.
     all: (f64, f64),
 }
 
@@ -62,7 +61,8 @@ impl Gains<'_> {
         self.all.1 += distance * self.groups[group].score;
     }
 
-    /// Returns the product of the gains that both limits promise for a number that is `over` a whole one, each at least `least`.
+    /// Returns the product of the gains that both limits are expected to bring; each counts as at least `least`. `over` is the
+    /// fractional part of the group's number.
     fn expected(&self, group: usize, over: f64, least: f64) -> f64 {
         let of_unknown = self.groups[group].score * self.all.0 / self.all.1;
         let gain = |limit: Limit, distance: f64| {
@@ -126,7 +126,8 @@ impl Program<'_> {
         groups
     }
 
-    /// Returns a bound, `enough` at most, with the solution of the branch where it is lowest; `made` is the last solution of the program.
+    /// Returns a bound, at most `enough`, and the solution of the branch with the lowest bound. Starts from `made`, the last solution
+    /// of the program.
     pub(super) fn branch(
         &mut self,
         cap: i64,
@@ -218,20 +219,28 @@ mod tests {
     use crate::solve::work::Random;
     use crate::testing::{Shape, random_dag};
 
+    /// A random problem, a budget, and what the best schedule weighs over running every op once, if one fits.
+    fn solved(r: &mut Random) -> Option<(Dag, i64, f64)> {
+        let problem = random_dag(r, 9, Shape::Training);
+        let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
+        let mut simulation = Simulation::default();
+        simulation.run(&dag, &(0..dag.ops() as u32).collect::<Vec<_>>());
+        let cap = simulation.peak * (60 + r.below(40) as i64) / 100;
+        let Outcome::Optimal(best) = exact(&dag, cap, &mut Work::new(10_000_000)) else {
+            return None;
+        };
+        let best = (dag.weigh_schedule(&best) - dag.total_weight) as f64;
+        Some((dag, cap, best))
+    }
+
     #[test]
     fn no_schedule_costs_less_than_branches_say() {
         let mut r = Random::new(8);
         let (mut raised, mut met) = (0, 0);
         for n in 0..200 {
-            let problem = random_dag(&mut r, 9, Shape::Training);
-            let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
-            let mut simulation = Simulation::default();
-            simulation.run(&dag, &(0..dag.ops() as u32).collect::<Vec<_>>());
-            let cap = simulation.peak * (60 + r.below(40) as i64) / 100;
-            let Outcome::Optimal(best) = exact(&dag, cap, &mut Work::new(10_000_000)) else {
+            let Some((dag, cap, best)) = solved(&mut r) else {
                 continue;
             };
-            let best = (dag.weigh_schedule(&best) - dag.total_weight) as f64;
             let positions = positions(&dag, cap);
             // No plan limits the bound, so that one above the best shows.
             let far = 3.0 * dag.total_weight as f64;
@@ -251,21 +260,15 @@ mod tests {
         assert!(raised > 10 && met > 50, "{raised} {met}");
     }
 
-    /// The bound rises with each position that the last solution asks for, and stays one, whatever plan is known.
+    /// Adding positions raises the bound, but never above the cost of the best schedule.
     #[test]
     fn further_positions_prove_more_and_never_too_much() {
         let mut r = Random::new(9);
         let (mut added, mut raised, mut closed) = (0, 0, 0);
         for n in 0..100 {
-            let problem = random_dag(&mut r, 9, Shape::Training);
-            let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
-            let mut simulation = Simulation::default();
-            simulation.run(&dag, &(0..dag.ops() as u32).collect::<Vec<_>>());
-            let cap = simulation.peak * (60 + r.below(40) as i64) / 100;
-            let Outcome::Optimal(best) = exact(&dag, cap, &mut Work::new(10_000_000)) else {
+            let Some((dag, cap, best)) = solved(&mut r) else {
                 continue;
             };
-            let best = (dag.weigh_schedule(&best) - dag.total_weight) as f64;
             for share in [1.0, 1.02, 1.05, 1.5] {
                 let above = (best * share) as i64;
                 let bound = intervals(&dag, cap, &dag.weight, above, &mut Work::new(100_000));
