@@ -15,8 +15,8 @@
 //! Where the gap stays wide, positions whose bytes are worth nothing are left out, and two things follow that need whole
 //! decisions: limits on bytes are rounded anew where they cut off the last solution ([`rounding`](super::rounding)), and the
 //! number of repeats of an op, or of all ops of one weight, is fixed from below and above (`branch`). Then a
-//! schedule is made of the last solution. If first runs do not fit in it, the one that takes most becomes a position too, and all
-//! of this is repeated.
+//! schedule is built from the last solution. If some first runs in it exceed the budget, the one that needs the most memory
+//! becomes a position too, and all of this is repeated.
 
 mod branch;
 
@@ -235,8 +235,9 @@ impl<'a> Program<'a> {
         self.bytes.iter().map(price).collect()
     }
 
-    /// Returns the op whose first run takes most, if that is more than `cap`, in a schedule that a solution suggests: values stay at
-    /// the positions as `point` says, and what is missing is made again just before it is read.
+    /// Builds a schedule from a solution: at the positions it keeps the values that `point` keeps, and it recomputes missing values
+    /// just before they are read. Returns the op whose first run needs the most memory there, if that exceeds `cap` and the op is
+    /// not a position yet.
     fn fullest(&self, cap: i64, point: &[f64]) -> Option<usize> {
         let dag = self.dag;
         let mut there = vec![false; dag.values()];
@@ -332,7 +333,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Adds to a schedule what makes a value that is not there, and what that reads.
+/// Appends to a schedule the ops that recompute a value, unless it is there.
 fn make(dag: &Dag, v: u32, there: &mut [bool], schedule: &mut Vec<u32>) {
     let mut stack = vec![v];
     while let Some(v) = stack.last().copied() {
