@@ -10,10 +10,14 @@ use super::work::Work;
 /// A linear program with rows `a · x ≥ b` and variables between 0 and 1.
 #[derive(Clone, Default)]
 pub struct LinearProgram {
+    /// What all solutions cost.
+    constant: f64,
     cost: Vec<f64>,
     /// The row, the variable and the coefficient of each term, by row.
     terms: Vec<(u32, u32, f64)>,
     least: Vec<f64>,
+    /// The variables that are 0 (false) or 1 (true) in all solutions that still matter ([`LinearProgram::fix`]).
+    pub fixed: Vec<Option<bool>>,
 }
 
 /// A bound, what proves it, and where the method ended: the next one may start there.
@@ -46,9 +50,13 @@ const LONG: f64 = 0.36;
 /// Passes that even out rows and columns.
 const SCALINGS: usize = 10;
 
-/// Looks without a gain of this share of the bound before the program counts as solved.
-const IDLE_LOOKS: usize = 60;
-const GAIN: f64 = 5e-4;
+/// A program counts as solved after some looks that bring less than this share of what is missing: so many in general, or for a
+/// branch.
+const GAIN: f64 = 5e-3;
+/// See [`GAIN`].
+pub const LONG_PATIENCE: usize = 60;
+/// See [`GAIN`].
+pub const SHORT_PATIENCE: usize = 24;
 
 /// A sparse matrix by rows.
 struct Matrix {
@@ -97,7 +105,13 @@ impl LinearProgram {
     /// Adds a variable and returns it.
     pub fn variable(&mut self, cost: f64) -> u32 {
         self.cost.push(cost);
+        self.fixed.push(None);
         self.cost.len() as u32 - 1
+    }
+
+    /// Makes a variable free of cost.
+    pub fn set_free(&mut self, x: u32) {
+        self.cost[x as usize] = 0.0;
     }
 
     /// Adds the demand that `terms` add up to at least `least`.
@@ -108,17 +122,146 @@ impl LinearProgram {
         self.least.push(least);
     }
 
+    /// Returns the number of variables so far.
+    pub fn columns(&self) -> usize {
+        self.cost.len()
+    }
+
     /// Returns the number of rows so far.
     pub fn rows(&self) -> usize {
         self.least.len()
     }
 
     /// Returns a lower bound on the cost. Costs are not negative. Starts at what is known of a program with the first rows of this
-    /// one. Stops at a bound of `enough`, when the work is spent or nothing is gained any more.
-    pub fn lower_bound(&self, enough: f64, known: &Bounded, work: &mut Work) -> Bounded {
+    /// one. Stops at a bound of `enough`, when the work is spent, or after `patience` looks that bring nothing.
+    pub fn lower_bound(
+        &self,
+        enough: f64,
+        patience: usize,
+        known: &Bounded,
+        work: &mut Work,
+    ) -> Bounded {
+        let (program, rows, columns) = self.reduced();
+        work.spend(4 * self.terms.len() as u64);
+        let pick = |of: &[f64], at: &[u32]| -> Vec<f64> {
+            let of = at.iter().map(|at| of.get(*at as usize));
+            of.map(|value| value.copied().unwrap_or(0.0)).collect()
+        };
+        let begin = Bounded {
+            point: pick(&known.point, &columns),
+            last: pick(&known.last, &rows),
+            weight: known.weight,
+            ..Bounded::default()
+        };
+        let made = program.solve(enough, patience, &begin, work);
+        let spread = |of: &[f64], at: &[u32], all: &mut [f64]| {
+            for (value, at) in of.iter().zip(at) {
+                all[*at as usize] = *value;
+            }
+        };
+        let fixed = self
+            .fixed
+            .iter()
+            .map(|is_one| f64::from(u8::from(*is_one == Some(true))));
+        let mut point: Vec<f64> = fixed.collect();
+        let (mut duals, mut last) = (vec![0.0; self.rows()], vec![0.0; self.rows()]);
+        spread(&made.point, &columns, &mut point);
+        spread(&made.duals, &rows, &mut duals);
+        spread(&made.last, &rows, &mut last);
+        let mut bound = self.proven(&duals).0.max(0.0);
+        // The duals that were known may still prove more.
+        let before = self.proven(&known.duals).0;
+        if before > bound {
+            bound = before;
+            duals.clone_from(&known.duals);
+            duals.resize(self.rows(), 0.0);
+        }
+        Bounded {
+            bound,
+            duals,
+            point,
+            last,
+            weight: made.weight,
+        }
+    }
+
+    /// Returns the program without fixed variables and without rows that hold whatever the others are, and which rows and variables
+    /// its own are.
+    fn reduced(&self) -> (LinearProgram, Vec<u32>, Vec<u32>) {
+        let mut program = LinearProgram::default();
+        let (mut rows, mut columns) = (Vec::new(), Vec::new());
+        let mut new = vec![0; self.cost.len()];
+        for (x, cost) in self.cost.iter().enumerate() {
+            match self.fixed[x] {
+                Some(true) => program.constant += cost,
+                Some(false) => {}
+                None => {
+                    columns.push(x as u32);
+                    new[x] = program.variable(*cost);
+                }
+            }
+        }
+        for row in self.terms.chunk_by(|a, b| a.0 == b.0) {
+            let is_one = |x: u32| self.fixed[x as usize] == Some(true);
+            let is_free = |x: u32| self.fixed[x as usize].is_none();
+            let ones = row.iter().filter(|(_, x, _)| is_one(*x));
+            let least = self.least[row[0].0 as usize] - ones.map(|t| t.2).sum::<f64>();
+            let free = row.iter().filter(|(_, x, _)| is_free(*x));
+            if least > free.clone().map(|t| t.2.min(0.0)).sum() {
+                rows.push(row[0].0);
+                program.at_least(least, free.map(|(_, x, c)| (new[*x as usize], *c)));
+            }
+        }
+        (program, rows, columns)
+    }
+
+    /// Fixes variables that are the same in all solutions that cost less than `enough`, if variables can only be 0 or 1: by what the
+    /// other value adds to the bound that `duals` prove, and by rows that hold in no other way ("reduced cost fixing" and "bound
+    /// propagation"; Savelsbergh, "Preprocessing and probing techniques for mixed integer programming problems", 1994). Returns
+    /// whether such a solution may exist.
+    pub fn fix(&mut self, duals: &[f64], enough: f64, work: &mut Work) -> bool {
+        let (bound, reduced) = self.proven(duals);
+        work.spend(self.terms.len() as u64);
+        for (fixed, reduced) in self.fixed.iter_mut().zip(reduced) {
+            if fixed.is_none() && bound + reduced.abs() > enough {
+                *fixed = Some(reduced < 0.0);
+            }
+        }
+        let mut more = bound < enough;
+        while more {
+            more = false;
+            work.spend(self.terms.len() as u64);
+            for row in self.terms.chunk_by(|a, b| a.0 == b.0) {
+                let (mut most, mut size) = (0.0, 0.0);
+                for (_, x, value) in row {
+                    size += value.abs();
+                    most += match self.fixed[*x as usize] {
+                        Some(true) => *value,
+                        Some(false) => 0.0,
+                        None => value.max(0.0),
+                    };
+                }
+                let spare = most - self.least[row[0].0 as usize] + ROUNDING * size;
+                if spare < 0.0 {
+                    return false;
+                }
+                for (_, x, value) in row {
+                    let fixed = &mut self.fixed[*x as usize];
+                    if fixed.is_none() && value.abs() > spare {
+                        *fixed = Some(*value > 0.0);
+                        more = true;
+                    }
+                }
+            }
+        }
+        bound < enough
+    }
+
+    fn solve(&self, enough: f64, patience: usize, known: &Bounded, work: &mut Work) -> Bounded {
         let (rows, columns) = (self.least.len(), self.cost.len());
         let unit = self.cost.iter().copied().fold(0.0, f64::max).max(1.0);
         let (row_scale, column_scale) = self.scales();
+        work.spend((SCALINGS * self.terms.len()) as u64);
         let scaled = self.terms.iter().map(|(row, column, value)| {
             let value = value * row_scale[*row as usize] * column_scale[*column as usize];
             (*row, *column, value)
@@ -158,7 +301,9 @@ impl LinearProgram {
             now.pull[x] = by_column.times(x, &now.dual);
         }
         let (mut anchor, mut next) = (now.clone(), now.clone());
-        let mut best = (dual_value(&now, &least, &cost, &upper), now.dual.clone());
+        let base = self.constant / unit;
+        let value = |point: &Point| base + dual_value(point, &least, &cost, &upper);
+        let mut best = (value(&now), now.dual.clone());
         let (mut age, mut first, mut last) = (0usize, 0.0, f64::INFINITY);
         let (mut idle, mut gained) = (0, 0.0);
         let mut towards = vec![0.0; columns];
@@ -177,16 +322,16 @@ impl LinearProgram {
             }
             work.spend((by_row.items.len() + rows + columns) as u64);
             if round % LOOK == 0 {
-                let value = dual_value(&next, &least, &cost, &upper);
+                let value = value(&next);
                 if value > best.0 {
                     best.0 = value;
                     best.1.clone_from(&next.dual);
                 }
                 idle += 1;
-                if best.0 > gained * (1.0 + GAIN) {
+                if best.0 > gained + GAIN * (enough / unit - gained) {
                     (idle, gained) = (0, best.0);
                 }
-                let is_solved = best.0 > 0.0 && idle > IDLE_LOOKS;
+                let is_solved = (best.0 > 0.0 || columns == 0) && idle > patience;
                 if work.spent() || is_solved || best.0 * unit >= enough {
                     break;
                 }
@@ -233,7 +378,7 @@ impl LinearProgram {
         let duals = unscaled(&best.1);
         let primal = next.primal.iter().zip(&column_scale);
         Bounded {
-            bound: self.proven(&duals),
+            bound: best.0 * unit,
             duals,
             last: unscaled(&next.dual),
             point: primal.map(|(x, scale)| x * scale).collect(),
@@ -241,22 +386,27 @@ impl LinearProgram {
         }
     }
 
-    /// Returns what duals prove, as the program was given, with room for rounding.
-    fn proven(&self, duals: &[f64]) -> f64 {
+    /// Returns what duals prove, as the program was given, with room for rounding, and what each variable adds to it.
+    fn proven(&self, duals: &[f64]) -> (f64, Vec<f64>) {
         let mut reduced = self.cost.clone();
-        let mut sum: f64 = self.least.iter().zip(duals).map(|(b, y)| b * y).sum();
-        let mut size: f64 = self
-            .least
-            .iter()
-            .zip(duals)
-            .map(|(b, y)| (b * y).abs())
-            .sum();
+        let rows = self.least.iter().zip(duals).map(|(b, y)| b * y);
+        let mut sum: f64 = rows.clone().sum();
+        let mut size: f64 = rows.map(f64::abs).sum();
         for (row, column, value) in &self.terms {
-            reduced[*column as usize] -= value * duals[*row as usize];
-            size += (value * duals[*row as usize]).abs();
+            let pull = value * duals.get(*row as usize).unwrap_or(&0.0);
+            reduced[*column as usize] -= pull;
+            size += pull.abs();
         }
-        sum += reduced.iter().map(|c| c.min(0.0)).sum::<f64>();
-        (sum - ROUNDING * size).max(0.0)
+        let least = reduced
+            .iter()
+            .zip(&self.fixed)
+            .map(|(c, fixed)| match fixed {
+                Some(true) => *c,
+                Some(false) => 0.0,
+                None => c.min(0.0),
+            });
+        sum += least.sum::<f64>();
+        (sum - ROUNDING * size, reduced)
     }
 
     /// Returns factors for rows and columns that even out the matrix (Ruiz, 2001), and then bound its norm by 1 (Pock and Chambolle, 2011).
@@ -330,7 +480,7 @@ mod tests {
         }
         for units in [1, 100, 1000, 1_000_000] {
             let known = Bounded::default();
-            let made = program.lower_bound(1e9, &known, &mut Work::new(units));
+            let made = program.lower_bound(1e9, LONG_PATIENCE, &known, &mut Work::new(units));
             let bound = made.bound;
             assert!(
                 bound <= 5.0 && made.duals.iter().all(|y| *y >= 0.0),
@@ -378,7 +528,7 @@ mod tests {
                 .fold(f64::INFINITY, f64::min);
             let known = Bounded::default();
             let bound = program
-                .lower_bound(1e9, &known, &mut Work::new(100_000))
+                .lower_bound(1e9, LONG_PATIENCE, &known, &mut Work::new(100_000))
                 .bound;
             assert!(bound <= cheapest * (1.0 + 1e-9), "{n}: {bound} {cheapest}");
         }

@@ -1,104 +1,160 @@
 //! Branch and bound on how often ops run again: that number is whole, for an op and for all ops of one weight together. It is fixed
 //! from above in one branch and from below in the other, where the bound is lowest. All schedules are in some branch, so the
-//! smallest bound of those left holds for all.
+//! smallest bound of those left holds for all. Where nothing is left to decide, or the bound no longer rises, a position is added,
+//! and branches are solved with it from then on.
 
-use super::{Bounded, NONE, Program};
+use super::program::Program;
+use crate::solve::compact::NONE;
+use crate::solve::linear_program::{Bounded, SHORT_PATIENCE};
 use crate::solve::work::Work;
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::iter;
+use std::sync::Arc;
 
 /// Most work on the program of a branch.
-const BRANCH_UNITS: u64 = 60_000_000;
+const BRANCH_UNITS: u64 = 1_000_000_000;
 
-/// A number nearer to a whole one than this share of the whole cost counts as whole.
-const LEAST_SCORE: f64 = 1e-5;
+/// A number counts as whole if what it is off by costs less than this share of the whole cost: solutions are not exact.
+const LEAST_SCORE: f64 = 1e-4;
 
-/// The search gives up if one part in [`PATIENCE_SHARE`] of its work raises the bound by less than this share of the gap.
+/// A position is added if one part in [`PATIENCE_SHARE`] of the work raised the bound by less than this share of the gap.
 const LEAST_RISE: f64 = 0.01;
 const PATIENCE_SHARE: u64 = 5;
 
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
-/// Ops of one weight.
+/// The weight of ops, and the op itself if it is only one; else [`NONE`].
+type Key = (i64, u32);
+
+/// Ops of one weight, or one op.
 struct Group {
+    key: Key,
     /// How much a fractional number of runs counts when the group to branch on is chosen.
     score: f64,
     /// The variables of all runs.
-    runs: Vec<u32>,
+    runs: Arc<[u32]>,
 }
 
 /// On which side a limit bounds a number.
 #[derive(Clone, Copy)]
-enum Limit {
+enum Side {
     Least,
     Most,
 }
 
+/// A bound on a number of repeats.
+#[derive(Clone)]
+struct Limit {
+    runs: Arc<[u32]>,
+    side: Side,
+    number: f64,
+}
+
 /// How much limits on the numbers of repeats raised bounds so far ("pseudo-costs"; Bénichou et al., "Experiments in mixed-integer
 /// linear programming", 1971).
-struct Gains<'a> {
-    groups: &'a [Group],
+struct Gains {
     /// For each group and each side of a limit: the total gain, and the total distance by which limits moved the number.
-    sums: Vec<[(f64, f64); 2]>,
+    sums: FxHashMap<Key, [(f64, f64); 2]>,
     /// The same totals over all groups, where each distance is multiplied by the score of its group.
     all: (f64, f64),
 }
 
-impl Gains<'_> {
-    fn new(groups: &[Group]) -> Gains<'_> {
-        Gains {
-            groups,
-            sums: vec![[(0.0, 0.0); 2]; groups.len()],
-            all: (1.0, 1.0),
-        }
-    }
-
-    fn learn(&mut self, group: usize, limit: Limit, distance: f64, gain: f64) {
-        let sums = &mut self.sums[group][limit as usize];
+impl Gains {
+    fn learn(&mut self, group: &Group, side: Side, distance: f64, gain: f64) {
+        let sums = &mut self.sums.entry(group.key).or_default()[side as usize];
         *sums = (sums.0 + gain, sums.1 + distance);
         self.all.0 += gain;
-        self.all.1 += distance * self.groups[group].score;
+        self.all.1 += distance * group.score;
     }
 
     /// Returns the product of the gains that both limits are expected to bring; each counts as at least `least`. `over` is the
     /// fractional part of the group's number.
-    fn expected(&self, group: usize, over: f64, least: f64) -> f64 {
-        let of_unknown = self.groups[group].score * self.all.0 / self.all.1;
-        let gain = |limit: Limit, distance: f64| {
-            let (sum, of) = self.sums[group][limit as usize];
+    fn expected(&self, group: &Group, over: f64, least: f64) -> f64 {
+        let of_unknown = group.score * self.all.0 / self.all.1;
+        let known = self.sums.get(&group.key).copied().unwrap_or_default();
+        let gain = |side: Side, distance: f64| {
+            let (sum, of) = known[side as usize];
             let each = if of > 0.0 { sum / of } else { of_unknown };
             (each * distance).max(least)
         };
-        gain(Limit::Least, 1.0 - over) * gain(Limit::Most, over)
+        gain(Side::Least, 1.0 - over) * gain(Side::Most, over)
     }
 }
 
 /// A part of all schedules.
 struct Branch {
-    /// Bounds on the numbers of repeats of groups.
-    limits: Vec<(usize, Limit, f64)>,
-    /// Rows of the program when it was solved; those of the limits follow.
+    limits: Vec<Limit>,
+    /// Rows of the program when the branch was solved; those of the limits follow.
     rows: usize,
+    /// The number of values that need not stay then. If there are fewer now, what was fixed no longer holds.
+    needless: usize,
     made: Bounded,
     bound: f64,
+    /// Variables of the program that are the same in all schedules of this part that still matter.
+    fixed: Vec<Option<bool>>,
 }
 
 impl Branch {
-    /// Returns the branch in which one more limit holds, for a program of so many rows.
-    fn with(&self, limit: (usize, Limit, f64), rows: usize) -> Branch {
+    /// Returns the part in which one more limit holds, or the same, with the rows that the program has now.
+    fn with(&self, limit: Option<&Limit>, program: &Program) -> Branch {
         let mut made = self.made.clone();
-        let of_limits = made.last.split_off(self.rows);
-        made.last.resize(rows, 0.0);
-        made.last.extend(of_limits);
-        made.last.push(0.0);
-        let limits = self.limits.iter().copied().chain([limit]).collect();
+        for duals in [&mut made.last, &mut made.duals] {
+            let of_limits = duals.split_off(self.rows);
+            program.extend(duals);
+            duals.extend(of_limits);
+            duals.extend(limit.map(|_| 0.0));
+        }
+        let mut fixed = self.fixed.clone();
+        if self.needless != program.needless.len() {
+            fixed.clear();
+        }
+        // For variables that are new, what is fixed for all.
+        fixed.extend(&program.program.fixed[fixed.len()..]);
         Branch {
-            limits,
-            rows,
+            limits: self.limits.iter().chain(limit).cloned().collect(),
+            rows: program.program.rows(),
+            needless: program.needless.len(),
             made,
             bound: self.bound,
+            fixed,
         }
+    }
+
+    /// Returns how often the ops of a group run again.
+    fn count(&self, group: &Group) -> f64 {
+        let point = &self.made.point;
+        group
+            .runs
+            .iter()
+            .filter_map(|run| point.get(*run as usize))
+            .sum()
+    }
+
+    /// Solves the program of this part.
+    fn solve(&mut self, program: &Program, enough: f64, work: &mut Work) {
+        let mut program = program.program.clone();
+        program.fixed.clone_from(&self.fixed);
+        for limit in &self.limits {
+            let sign = match limit.side {
+                Side::Least => 1.0,
+                Side::Most => -1.0,
+            };
+            program.at_least(
+                sign * limit.number,
+                limit.runs.iter().map(|run| (*run, sign)),
+            );
+        }
+        let mut is_open = program.fix(&self.made.duals, enough, work);
+        if is_open {
+            self.made = program.lower_bound(enough, SHORT_PATIENCE, &self.made, work);
+            is_open = program.fix(&self.made.duals, enough, work);
+        }
+        let bound = if is_open { self.made.bound } else { enough };
+        self.bound = self.bound.max(bound).min(enough);
+        self.fixed = program.fixed;
     }
 }
 
@@ -116,91 +172,89 @@ impl Program<'_> {
         }
         let mut groups = Vec::new();
         for (weight, ops) in of_weight {
-            let group = |share: f64, ops: &[usize]| Group {
+            let group = |op: u32, share: f64, ops: &[usize]| Group {
+                key: (weight, op),
                 score: weight as f64 * share,
                 runs: ops.iter().flat_map(|o| runs(*o)).collect(),
             };
-            groups.push(group(1.0, &ops));
-            groups.extend(ops.iter().map(|o| group(OP_SHARE, &[*o])));
+            groups.push(group(NONE, 1.0, &ops));
+            groups.extend(ops.iter().map(|o| group(*o as u32, OP_SHARE, &[*o])));
         }
         groups
     }
 
-    /// Returns a bound, at most `enough`, and the solution of the branch with the lowest bound. Starts from `made`, the last solution
-    /// of the program.
-    pub(super) fn branch(
-        &mut self,
-        cap: i64,
-        made: Bounded,
-        enough: f64,
-        work: &mut Work,
-    ) -> Bounded {
-        let groups = self.groups();
+    /// Returns a bound, at most `enough`. Starts from `made`, the last solution of the program.
+    pub(super) fn branch(&mut self, made: Bounded, enough: f64, work: &mut Work) -> f64 {
+        let mut groups = self.groups();
         let least_score = LEAST_SCORE * self.dag.total_price as f64;
-        let (first, patience) = (made.bound, (work.limit - work.done) / PATIENCE_SHARE);
+        let units = work.limit.saturating_sub(work.done);
+        let (first, patience) = (made.bound, units / PATIENCE_SHARE);
         let mut risen = (first, work.done);
-        let mut gains = Gains::new(&groups);
+        let mut gains = Gains {
+            sums: FxHashMap::default(),
+            all: (1.0, 1.0),
+        };
         let mut open = vec![Branch {
             limits: Vec::new(),
             rows: made.last.len(),
+            needless: self.needless.len(),
             bound: made.bound,
             made,
+            fixed: self.program.fixed.clone(),
         }];
         loop {
             let lowest = (0..open.len()).min_by(|a, b| open[*a].bound.total_cmp(&open[*b].bound));
-            let Some(at) = lowest else {
-                let mut closed = Bounded::default();
-                closed.bound = enough;
-                return closed;
+            let Some(lowest) = lowest else {
+                return enough;
             };
-            let bound = open[at].bound.min(enough);
-            if bound > risen.0 + LEAST_RISE * (enough - first) {
-                risen = (bound, work.done);
+            let parent = open.swap_remove(lowest);
+            if work.spent() {
+                return parent.bound;
             }
-            let count = |group: &Group| -> f64 {
-                let point = &open[at].made.point;
-                group.runs.iter().map(|run| point[*run as usize]).sum()
-            };
+            if parent.bound > risen.0 + LEAST_RISE * (enough - first) {
+                risen = (parent.bound, work.done);
+            }
             let scores = groups.iter().enumerate().filter_map(|(g, group)| {
-                let over = count(group).fract();
+                let over = parent.count(group).fract();
                 let is_whole = over.min(1.0 - over) * group.score <= least_score;
-                (!is_whole).then(|| (g, gains.expected(g, over, least_score)))
+                (!is_whole).then(|| (g, gains.expected(group, over, least_score)))
             });
+            let is_stuck = work.done > risen.1 + patience;
             let best = scores.max_by(|a, b| a.1.total_cmp(&b.1));
-            let is_over = work.spent() || work.done > risen.1 + patience;
-            let Some((group, _)) = best.filter(|_| !is_over) else {
-                let mut made = open.swap_remove(at).made;
-                made.bound = bound;
-                return made;
-            };
-            let number = count(&groups[group]).floor();
-            let over = count(&groups[group]) - number;
-            let parent = open.swap_remove(at);
-            let rows = self.program.rows();
-            let mut branches = [(Limit::Least, number + 1.0), (Limit::Most, number)]
-                .map(|(limit, number)| parent.with((group, limit, number), rows));
+            let best = best.filter(|_| !is_stuck).map(|(g, _)| g);
             let units = BRANCH_UNITS.min(work.limit - work.done);
-            let solved = branches.par_iter_mut().map(|branch| {
-                let mut program = self.program.clone();
-                for (group, limit, number) in &branch.limits {
-                    let sign = match limit {
-                        Limit::Least => 1.0,
-                        Limit::Most => -1.0,
-                    };
-                    let runs = groups[*group].runs.iter().map(|run| (*run, sign));
-                    program.at_least(sign * number, runs);
+            let mut branches = Vec::new();
+            if let Some(group) = best.map(|g| &groups[g]) {
+                let number = parent.count(group).floor();
+                for (side, number) in [(Side::Least, number + 1.0), (Side::Most, number)] {
+                    let runs = group.runs.clone();
+                    branches.push(parent.with(Some(&Limit { runs, side, number }), self));
                 }
+            } else {
+                if parent.made.point.len() == self.program.columns() {
+                    let mut all = iter::once(&parent).chain(&open);
+                    let Some(step) = all.find_map(|branch| self.fullest(&branch.made.point)) else {
+                        return parent.bound;
+                    };
+                    self.add(step);
+                    groups = self.groups();
+                    risen = (parent.bound, work.done);
+                }
+                branches.push(parent.with(None, self));
+            }
+            let solved = branches.par_iter_mut().map(|branch| {
                 let mut work = Work::new(units);
-                branch.made = program.lower_bound(enough, &branch.made, &mut work);
-                branch.bound = branch.bound.max(branch.made.bound);
+                branch.solve(self, enough, &mut work);
                 work.done
             });
             work.spend(solved.max().unwrap_or(0));
-            let [least, most] = [0, 1].map(|n: usize| branches[n].bound.min(enough) - parent.bound);
-            gains.learn(group, Limit::Least, 1.0 - over, least);
-            gains.learn(group, Limit::Most, over, most);
+            if let (Some(group), [least, most]) = (best.map(|g| &groups[g]), &branches[..]) {
+                let over = parent.count(group).fract();
+                gains.learn(group, Side::Least, 1.0 - over, least.bound - parent.bound);
+                gains.learn(group, Side::Most, over, most.bound - parent.bound);
+            }
             for branch in branches.into_iter().filter(|branch| branch.bound < enough) {
-                self.cut(cap, &branch.made.point);
+                self.tighten(&branch.made.point);
                 open.push(branch);
             }
         }
@@ -222,7 +276,11 @@ mod tests {
     /// A random problem, a budget, and what the best schedule weighs over running every op once, if one fits.
     fn solved(r: &mut Random) -> Option<(Dag, i64, f64)> {
         let problem = random_dag(r, 9, Shape::Training);
-        let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
+        let mut dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
+        for weight in &mut dag.weight {
+            *weight *= i64::from(r.below(3) > 0);
+        }
+        dag.total_weight = dag.weight.iter().sum();
         let mut simulation = Simulation::default();
         simulation.run(&dag, &(0..dag.ops() as u32).collect::<Vec<_>>());
         let cap = simulation.peak * (60 + r.below(40) as i64) / 100;
@@ -237,25 +295,23 @@ mod tests {
     fn no_schedule_costs_less_than_branches_say() {
         let mut r = Random::new(8);
         let (mut raised, mut met) = (0, 0);
-        for n in 0..200 {
+        for n in 0..400 {
             let Some((dag, cap, best)) = solved(&mut r) else {
                 continue;
             };
             let positions = positions(&dag, cap);
-            // No plan limits the bound, so that one above the best shows.
+            // No plan limits the bound, so that one above the best shows; then one that costs little more.
             let far = 3.0 * dag.total_weight as f64;
-            let mut program = Program::joined(&dag, cap, &dag.weight, &positions);
-            let mut work = Work::new(200_000);
-            let made = program
-                .program
-                .lower_bound(far, &Bounded::default(), &mut work);
-            let before = made.bound;
-            let bound = program
-                .branch(cap, made, far, &mut Work::new(400_000))
-                .bound;
-            assert!(bound <= best + 1.0, "{n}: {bound} {best}");
-            raised += usize::from(bound > before + 0.01 * best);
-            met += usize::from(best > 0.0 && bound > 0.999 * best);
+            for enough in [far, 1.1 * best + 2.0] {
+                let mut program = Program::new(&dag, cap, &dag.weight, &positions);
+                let known = Bounded::default();
+                let made = program.solve_fixing(enough, &known, &mut Work::new(200_000));
+                let before = made.bound;
+                let bound = program.branch(made, enough, &mut Work::new(400_000));
+                assert!(bound <= best + 1.0, "{n}: {bound} {best}");
+                raised += usize::from(bound > before + 0.01 * best);
+                met += usize::from(best > 0.0 && bound > 0.999 * best);
+            }
         }
         assert!(raised > 10 && met > 50, "{raised} {met}");
     }
@@ -265,7 +321,7 @@ mod tests {
     fn further_positions_prove_more_and_never_too_much() {
         let mut r = Random::new(9);
         let (mut added, mut raised, mut closed) = (0, 0, 0);
-        for n in 0..100 {
+        for n in 0..200 {
             let Some((dag, cap, best)) = solved(&mut r) else {
                 continue;
             };
@@ -275,26 +331,31 @@ mod tests {
                 assert!(bound as f64 <= best, "{n}: {bound} {best}");
                 closed += usize::from(share < 1.1 && bound as f64 > 0.99 * best);
             }
-            let far = 3.0 * dag.total_weight as f64;
-            let mut chosen: Vec<usize> = positions(&dag, cap).into_iter().take(1).collect();
-            let mut before = f64::INFINITY;
+            let enough = 1.1 * best + 2.0;
+            let chosen: Vec<usize> = positions(&dag, cap).into_iter().take(1).collect();
+            let mut program = Program::new(&dag, cap, &dag.weight, &chosen);
+            let mut work = Work::new(400_000);
+            let mut made = program.solve(enough, &Bounded::default(), &mut work);
             while !chosen.is_empty() {
-                let mut program = Program::joined(&dag, cap, &dag.weight, &chosen);
-                let known = Bounded::default();
-                let made = program
-                    .program
-                    .lower_bound(far, &known, &mut Work::new(400_000));
-                let made = program.branch(cap, made, far, &mut Work::new(400_000));
-                assert!(made.bound <= best + 1.0, "{n}: {} {best}", made.bound);
-                raised += usize::from(made.bound > before + 0.01 * best);
-                before = made.bound;
-                let Some(step) = program.fullest(cap, &made.point) else {
+                let Some(step) = program.fullest(&made.point) else {
                     break;
                 };
-                assert!(!chosen.contains(&step));
-                chosen.push(step);
-                chosen.sort_unstable();
+                let before = made.bound;
+                assert!(!program.positions.contains(&step));
+                program.add(step);
                 added += 1;
+                program.extend(&mut made.duals);
+                program.extend(&mut made.last);
+                made = program.solve_fixing(enough, &made, &mut Work::new(400_000));
+                program.tighten(&made.point);
+                made = program.solve_fixing(enough, &made, &mut Work::new(400_000));
+                assert!(made.bound <= best + 1.0, "{n}: {} {best}", made.bound);
+                assert!(
+                    made.bound >= 0.999 * before.min(enough),
+                    "{n}: {} {before}",
+                    made.bound
+                );
+                raised += usize::from(made.bound > before + 0.01 * best);
             }
         }
         assert!(

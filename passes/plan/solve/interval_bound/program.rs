@@ -1,0 +1,509 @@
+//! The linear program behind the bound.
+//!
+//! `A_k(v)` means that value v stays at position p_k, and `R_kl(o)` that op o, which has run by p_k, runs again between p_k and p_l.
+//! For each pair k < l, and for the end of the schedule as l:
+//!
+//! - an operand that a first run between p_k and p_l reads was resident at p_k, or its maker runs again between them;
+//! - so was what stays at p_l, and what an op reads that runs again between them;
+//! - `R_kl(o)` is at most the sum of the `R_j,j+1(o)` of the windows between p_k and p_l, and these are paid.
+//!
+//! What stays at p_k fits beside the op that runs there. The limit is also stated in a rounded form, which holds because a value
+//! stays whole or not at all ([`round`]), and rounded anew where it cuts off the last solution
+//! ([`rounding`](crate::solve::rounding)).
+//! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one. Pairs of
+//! neighbours and with the end count from the beginning, others once they cut off a solution.
+
+use crate::solve::compact::{Dag, NONE};
+use crate::solve::linear_program::{Bounded, LONG_PATIENCE, LinearProgram};
+use crate::solve::rounding::Packing;
+use crate::solve::simulate::{Simulation, first_runs};
+use crate::solve::work::Work;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::ops::Range;
+
+/// Most units in which the bytes at a position are rounded.
+const MOST_UNITS: usize = 6;
+
+/// A value that stays for more than this above what demands it is not counted by that demand.
+const LOOSE: f64 = 1e-2;
+
+/// A pair is added if it demands repeats that cost more than this share of the whole cost above those paid.
+const LEAST_LACK: f64 = 1e-3;
+
+/// What the program says of a value at a position.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// Not made yet.
+    Absent,
+    /// Operand or result of the op at the position.
+    Pinned,
+    /// The variable of its residency.
+    Choice(u32),
+}
+
+/// Positions and what must hold at and between them.
+#[derive(Clone)]
+pub(super) struct Program<'a> {
+    pub(super) dag: &'a Dag,
+    cap: i64,
+    pub(super) weight: &'a [i64],
+    pub(super) program: LinearProgram,
+    /// Ascending.
+    pub(super) positions: Vec<usize>,
+    states: Vec<Vec<State>>,
+    /// The rows that limit the bytes at each position.
+    bytes: Vec<Range<usize>>,
+    /// For each window, the variable of each op that may run again there; [`NONE`] without one.
+    pub(super) windows: Vec<Vec<u32>>,
+    /// For each variable of a residency: what makes the value again, and what needs it, if not all schedules do.
+    demands: FxHashMap<u32, Vec<(Option<u32>, Option<u32>)>>,
+    /// The rows that join a divided window to its parts, each with the weight of the op: the dual that they begin with.
+    splits: Vec<(usize, f64)>,
+    /// The values that need not stay ([`Program::settle`]).
+    pub(super) needless: Vec<usize>,
+    /// The pairs that count, beside neighbours and those with the end.
+    pairs: FxHashSet<(usize, usize)>,
+}
+
+impl<'a> Program<'a> {
+    /// Returns the program for positions, which ascend.
+    pub(super) fn new(
+        dag: &'a Dag,
+        cap: i64,
+        weight: &'a [i64],
+        positions: &[usize],
+    ) -> Program<'a> {
+        let mut program = Program {
+            dag,
+            cap,
+            weight,
+            program: LinearProgram::default(),
+            positions: positions.to_vec(),
+            states: Vec::new(),
+            bytes: Vec::new(),
+            windows: Vec::new(),
+            demands: FxHashMap::default(),
+            splits: Vec::new(),
+            needless: Vec::new(),
+            pairs: FxHashSet::default(),
+        };
+        for (k, step) in positions.iter().enumerate() {
+            program.limit(k, *step as u32);
+        }
+        for k in 0..positions.len() {
+            let window = program.between(k, k + 1, true);
+            program.windows.push(window);
+        }
+        for k in 0..positions.len().saturating_sub(1) {
+            program.join(k, positions.len());
+        }
+        program.settle();
+        program
+    }
+
+    /// Adds a position. The window that it divides becomes a pair, joined to its two parts.
+    pub(super) fn add(&mut self, step: usize) {
+        let k = self.positions.partition_point(|p| *p < step);
+        self.positions.insert(k, step);
+        self.limit(k, step as u32);
+        let window = self.between(k, k + 1, true);
+        self.windows.insert(k, window);
+        if k > 0 {
+            let before = self.between(k - 1, k, true);
+            let old = std::mem::replace(&mut self.windows[k - 1], before);
+            for (o, run) in old.iter().enumerate().filter(|(_, run)| **run != NONE) {
+                self.program.set_free(*run);
+                self.splits
+                    .push((self.program.rows(), self.weight[o] as f64));
+                self.pay(o, *run, k - 1..k + 1);
+            }
+            if let Some(after) = self.positions.get(k + 1) {
+                self.pairs.insert((self.positions[k - 1], *after));
+            }
+        }
+        if k + 1 < self.positions.len() {
+            self.join(k, self.positions.len());
+        }
+        self.settle();
+    }
+
+    /// Appends duals for the rows that were added since there were `duals.len()`, so that they prove the same bound as before.
+    pub(super) fn extend(&self, duals: &mut Vec<f64>) {
+        let from = duals.len();
+        duals.resize(self.program.rows(), 0.0);
+        for (row, weight) in self.splits.iter().filter(|(row, _)| *row >= from) {
+            duals[*row] = *weight;
+        }
+    }
+
+    /// Limits the bytes at position `k`, where op `op` runs.
+    fn limit(&mut self, k: usize, op: u32) {
+        let (dag, cap, program) = (self.dag, self.cap, &mut self.program);
+        let made = |v: u32| dag.maker[v as usize] == NONE || dag.maker[v as usize] <= op;
+        let mut at: Vec<State> = (0..dag.values() as u32)
+            .map(|v| match made(v) {
+                true => State::Choice(program.variable(0.0)),
+                false => State::Absent,
+            })
+            .collect();
+        // A sole operand that the op can write over stays only if there is room for it beside the result.
+        let over = dag.in_place_operands(op);
+        for v in dag.ins(op).iter().chain(dag.outs(op)) {
+            if over != [*v] {
+                at[*v as usize] = State::Pinned;
+            }
+        }
+        let share = |bytes: i64| bytes as f64 / cap.max(1) as f64;
+        let terms = at.iter().zip(&dag.size).filter_map(|(state, size)| {
+            let State::Choice(x) = state else { return None };
+            Some((*x, -share(*size)))
+        });
+        let first = program.rows();
+        program.at_least(share(dag.least_bytes(op)) - 1.0, terms);
+        round(dag, cap, op, &at, program);
+        self.bytes.insert(k, first..program.rows());
+        self.states.insert(k, at);
+    }
+
+    /// Fixes the residencies of values that need not stay: those that a free op makes of values that are no larger together. These
+    /// can stay instead, where the value is not in use. If a new position uses such a value, all that was fixed is forgotten.
+    fn settle(&mut self) {
+        let dag = self.dag;
+        let is_needless = |v: usize| {
+            let Some(o) = dag.remaker(v as u32) else {
+                return false;
+            };
+            let ins = dag.ins(o).iter().map(|u| dag.size[*u as usize]);
+            let is_used = self.states.iter().any(|states| states[v] == State::Pinned);
+            self.weight[o as usize] == 0 && ins.sum::<i64>() <= dag.size[v] && !is_used
+        };
+        let needless: Vec<usize> = (0..dag.values()).filter(|v| is_needless(*v)).collect();
+        if needless != self.needless {
+            self.program.fixed.fill(None);
+            self.needless = needless;
+        }
+        for v in &self.needless {
+            for states in &self.states {
+                if let State::Choice(x) = states[*v] {
+                    self.program.fixed[x as usize] = Some(false);
+                }
+            }
+        }
+    }
+
+    /// Adds what position `k` and a later one, or the end, demand of each other. Returns the variables of ops that run again.
+    fn between(&mut self, k: usize, l: usize, is_paid: bool) -> Vec<u32> {
+        let dag = self.dag;
+        let mut runs = vec![NONE; dag.ops()];
+        let mut stack = Vec::new();
+        let from = self.positions[k];
+        let to = self.positions.get(l).copied();
+        let mut read = vec![false; dag.values()];
+        for o in from + 1..to.map_or(dag.ops(), |to| to + 1) {
+            for v in dag.ins(o as u32) {
+                read[*v as usize] = true;
+            }
+        }
+        for v in dag.outputs.iter().filter(|_| to.is_none()) {
+            read[*v as usize] = true;
+        }
+        for v in 0..dag.values() as u32 {
+            if read[v as usize] {
+                self.demand(k, v, None, is_paid, &mut runs, &mut stack);
+            } else if to.is_some()
+                && let State::Choice(x) = self.states[l][v as usize]
+            {
+                self.demand(k, v, Some(x), is_paid, &mut runs, &mut stack);
+            }
+        }
+        while let Some(o) = stack.pop() {
+            for v in dag.ins(o) {
+                let by = Some(runs[o as usize]);
+                self.demand(k, *v, by, is_paid, &mut runs, &mut stack);
+            }
+        }
+        runs
+    }
+
+    /// Demands that a value is resident at position `k` or made again after it; where `by` holds, if it is given.
+    fn demand(
+        &mut self,
+        k: usize,
+        v: u32,
+        by: Option<u32>,
+        is_paid: bool,
+        runs: &mut [u32],
+        stack: &mut Vec<u32>,
+    ) {
+        let State::Choice(stays) = self.states[k][v as usize] else {
+            return;
+        };
+        let again = self.dag.remaker(v).map(|o| {
+            let run = &mut runs[o as usize];
+            if *run == NONE {
+                let weight = self.weight[o as usize] as f64;
+                *run = self.program.variable(if is_paid { weight } else { 0.0 });
+                stack.push(o);
+            }
+            *run
+        });
+        self.demands.entry(stays).or_default().push((again, by));
+        let terms = [(Some(stays), 1.0), (again, 1.0), (by, -1.0)];
+        let terms = terms.into_iter().filter_map(|(x, c)| Some((x?, c)));
+        self.program
+            .at_least(f64::from(u8::from(by.is_none())), terms);
+    }
+
+    /// Adds the demands of a pair that spans several windows.
+    fn join(&mut self, k: usize, l: usize) {
+        let runs = self.between(k, l, false);
+        for (o, run) in runs.iter().enumerate().filter(|(_, run)| **run != NONE) {
+            self.pay(o, *run, k..l);
+        }
+    }
+
+    /// Adds the pairs that cut `point` off; returns how many.
+    pub(super) fn join_pairs(&mut self, point: &[f64]) -> usize {
+        let most = LEAST_LACK * self.dag.total_price as f64;
+        let mut pairs = Vec::new();
+        for k in 0..self.positions.len() {
+            for l in k + 2..self.positions.len() {
+                let pair = (self.positions[k], self.positions[l]);
+                if !self.pairs.contains(&pair) && self.lack(k, l, point) > most {
+                    pairs.push((k, l));
+                    self.pairs.insert(pair);
+                }
+            }
+        }
+        pairs.iter().for_each(|(k, l)| self.join(*k, *l));
+        pairs.len()
+    }
+
+    /// Returns by how much the repeats that positions `k` and `l` demand cost more than those paid between them.
+    fn lack(&self, k: usize, l: usize, point: &[f64]) -> f64 {
+        let dag = self.dag;
+        let at = |x: u32| point.get(x as usize).copied().unwrap_or(0.0);
+        let choice = |state: &State, other: f64| match state {
+            State::Choice(x) => at(*x),
+            _ => other,
+        };
+        // How much of each value is needed.
+        let mut need: Vec<f64> = self.states[l].iter().map(|s| choice(s, 0.0)).collect();
+        for o in self.positions[k] + 1..=self.positions[l] {
+            for v in dag.ins(o as u32) {
+                need[*v as usize] = 1.0;
+            }
+        }
+        let mut lack = 0.0;
+        for o in (0..=self.positions[k] as u32).rev() {
+            let outs = dag.outs(o).iter().map(|v| *v as usize);
+            let made = outs.filter(|v| dag.remaker(*v as u32) == Some(o));
+            let missing = made.map(|v| need[v] - choice(&self.states[k][v], 1.0));
+            let run = missing.fold(0.0, f64::max);
+            for v in dag.ins(o) {
+                need[*v as usize] = need[*v as usize].max(run);
+            }
+            let windows = self.windows[k..l].iter().map(|w| w[o as usize]);
+            let paid: f64 = windows.filter(|x| *x != NONE).map(at).sum();
+            lack += (run - paid).max(0.0) * self.weight[o as usize] as f64;
+        }
+        lack
+    }
+
+    /// Demands that an op runs again in some of these windows if `run` holds.
+    fn pay(&mut self, o: usize, run: u32, windows: Range<usize>) {
+        let windows = self.windows[windows].iter().map(|w| w[o]);
+        let paid = windows.filter(|x| *x != NONE).map(|x| (x, 1.0));
+        let terms: Vec<(u32, f64)> = paid.chain([(run, -1.0)]).collect();
+        self.program.at_least(0.0, terms);
+    }
+
+    /// Returns what the bytes at each position are worth.
+    pub(super) fn prices(&self, made: &Bounded) -> Vec<f64> {
+        let price = |rows: &Range<usize>| made.duals[rows.clone()].iter().sum::<f64>();
+        self.bytes.iter().map(price).collect()
+    }
+
+    /// Builds a schedule from a solution: at the positions it keeps the values that `point` keeps, and it recomputes missing values
+    /// just before they are read. Returns the op whose first run needs the most memory there, if that exceeds the budget and the op
+    /// is not a position yet.
+    pub(super) fn fullest(&self, point: &[f64]) -> Option<usize> {
+        let dag = self.dag;
+        let mut there = vec![false; dag.values()];
+        for v in &dag.placeholders {
+            there[*v as usize] = true;
+        }
+        let mut schedule = Vec::new();
+        for o in 0..dag.ops() as u32 {
+            for v in dag.ins(o) {
+                make(dag, *v, &mut there, &mut schedule);
+            }
+            let position = self.positions.binary_search(&(o as usize));
+            let states = position.ok().map(|k| &self.states[k]);
+            let stays = |state: &State| match state {
+                State::Absent => false,
+                State::Pinned => true,
+                State::Choice(x) => point.get(*x as usize).is_some_and(|x| *x > 0.5),
+            };
+            for (v, state) in states.into_iter().flatten().enumerate() {
+                if stays(state) && dag.maker[v] != o {
+                    make(dag, v as u32, &mut there, &mut schedule);
+                }
+            }
+            schedule.push(o);
+            for v in dag.outs(o) {
+                there[*v as usize] = true;
+            }
+            if let Some(states) = states {
+                there = states.iter().map(stays).collect();
+            }
+        }
+        let mut simulation = Simulation::default();
+        simulation.run(dag, &schedule);
+        let firsts = first_runs(dag, &schedule);
+        let is_new = |t: usize| firsts[t] && !self.positions.contains(&(schedule[t] as usize));
+        let full = (0..schedule.len()).filter(|t| is_new(*t) && simulation.live[*t] > self.cap);
+        let fullest = full.max_by_key(|t| (simulation.live[*t], *t));
+        fullest.map(|t| schedule[t] as usize)
+    }
+
+    /// Returns a lower bound on the cost; see [`LinearProgram::lower_bound`].
+    pub(super) fn solve(&self, enough: f64, known: &Bounded, work: &mut Work) -> Bounded {
+        self.program.lower_bound(enough, LONG_PATIENCE, known, work)
+    }
+
+    /// The same, at most `enough`; then fixes what is the same in all schedules that cost less than that.
+    pub(super) fn solve_fixing(
+        &mut self,
+        enough: f64,
+        known: &Bounded,
+        work: &mut Work,
+    ) -> Bounded {
+        let mut made = self.solve(enough, known, work);
+        if !self.program.fix(&made.duals, enough, work) {
+            made.bound = enough;
+        }
+        made.bound = made.bound.min(enough);
+        made
+    }
+
+    /// Adds pairs and rounded limits on bytes that cut `point` off; returns how many.
+    pub(super) fn tighten(&mut self, point: &[f64]) -> usize {
+        let pairs = self.join_pairs(point);
+        // Variables that are newer than the point are 0.
+        let mut point = point.to_vec();
+        point.resize(self.program.columns(), 0.0);
+        pairs + self.cut(&point)
+    }
+
+    /// Adds rounded limits on bytes that cut `point` off; returns how many.
+    fn cut(&mut self, point: &[f64]) -> usize {
+        let at = |x: u32| point[x as usize];
+        let mut made = Vec::new();
+        for (step, states) in self.positions.iter().zip(&self.states) {
+            let room = self.cap - self.dag.least_bytes(*step as u32);
+            let choices = states
+                .iter()
+                .zip(&self.dag.size)
+                .filter_map(|(state, size)| {
+                    let State::Choice(x) = state else { return None };
+                    Some((*x, *size))
+                });
+            // Of what stays at the position.
+            let stays = Packing {
+                terms: choices.collect(),
+                most: room,
+            };
+            // The same, where a value stays because it is not made again.
+            let mut again: FxHashMap<u32, i64> = FxHashMap::default();
+            let mut most = room;
+            for (x, size) in &stays.terms {
+                let need = |(again, by): &(Option<u32>, Option<u32>)| {
+                    by.map_or(1.0, at) - again.map_or(0.0, at)
+                };
+                let demands = self.demands.get(x).into_iter().flatten();
+                let tightest = demands
+                    .map(|d| (need(d), d.1.is_none(), d))
+                    .max_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+                match tightest {
+                    Some((need, _, (run, by))) if need > at(*x) - LOOSE => {
+                        run.iter()
+                            .for_each(|run| *again.entry(*run).or_default() -= size);
+                        by.iter()
+                            .for_each(|by| *again.entry(*by).or_default() += size);
+                        most -= if by.is_none() { *size } else { 0 };
+                    }
+                    _ => *again.entry(*x).or_default() += size,
+                }
+            }
+            let mut terms: Vec<(u32, i64)> = again.into_iter().filter(|t| t.1 != 0).collect();
+            terms.sort_unstable();
+            let again = Packing { terms, most };
+            made.extend(stays.round(point));
+            made.extend(again.round(point));
+        }
+        for row in &made {
+            let scale = row.terms.iter().map(|t| t.1.abs()).fold(0.0, f64::max);
+            let terms = row.terms.iter().map(|(x, part)| (*x, -part / scale));
+            self.program.at_least(-row.most / scale, terms);
+        }
+        made.len()
+    }
+}
+
+/// Appends to a schedule the ops that recompute a value, unless it is there.
+fn make(dag: &Dag, v: u32, there: &mut [bool], schedule: &mut Vec<u32>) {
+    let mut stack = vec![v];
+    while let Some(v) = stack.last().copied() {
+        let maker = dag.remaker(v).filter(|_| !there[v as usize]);
+        let known = stack.len();
+        if let Some(o) = maker {
+            stack.extend(dag.ins(o).iter().filter(|v| !there[**v as usize]));
+            if stack.len() > known {
+                continue;
+            }
+            schedule.push(o);
+            for v in dag.outs(o) {
+                there[*v as usize] = true;
+            }
+        }
+        there[v as usize] = true;
+        stack.pop();
+    }
+}
+
+/// Adds the limit on bytes at a position in units of some sizes, rounded: values stay whole or not at all (mixed-integer
+/// rounding; Nemhauser and Wolsey, 1990).
+fn round(dag: &Dag, cap: i64, op: u32, at: &[State], program: &mut LinearProgram) {
+    let mut room = cap - dag.least_bytes(op);
+    let mut is_read = dag.is_output.clone();
+    for o in op + 1..dag.ops() as u32 {
+        for v in dag.ins(o) {
+            is_read[*v as usize] = true;
+        }
+    }
+    let mut choices = Vec::new();
+    for (v, state) in at.iter().enumerate() {
+        let State::Choice(x) = state else { continue };
+        match is_read[v] && dag.remaker(v as u32).is_none() {
+            true => room -= dag.size[v],
+            false => choices.push((*x, dag.size[v])),
+        }
+    }
+    let mut units: Vec<i64> = choices
+        .iter()
+        .map(|c| c.1)
+        .filter(|size| *size <= room)
+        .collect();
+    units.sort_unstable();
+    units.dedup();
+    for unit in units.into_iter().rev().take(MOST_UNITS) {
+        let (whole, rest) = (room / unit, room % unit);
+        let terms = choices.iter().filter_map(|(x, size)| {
+            let over = (size % unit - rest).max(0) as f64 / (unit - rest) as f64;
+            let part = (size / unit) as f64 + over;
+            (part > 0.0).then(|| (*x, -part / whole as f64))
+        });
+        program.at_least(-1.0, terms);
+    }
+}
