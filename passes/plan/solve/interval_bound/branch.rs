@@ -89,8 +89,8 @@ struct Branch {
     limits: Vec<Limit>,
     /// Rows of the program when the branch was solved; those of the limits follow.
     rows: usize,
-    /// The number of values that need not stay then. If there are fewer now, what was fixed no longer holds.
-    needless: usize,
+    /// [`Program::settled`] then. If it is another now, what was fixed no longer holds.
+    settled: usize,
     made: Bounded,
     bound: f64,
     /// Variables of the program that are the same in all schedules of this part that still matter.
@@ -108,7 +108,7 @@ impl Branch {
             duals.extend(limit.map(|_| 0.0));
         }
         let mut fixed = self.fixed.clone();
-        if self.needless != program.needless.len() {
+        if self.settled != program.settled {
             fixed.clear();
         }
         // For variables that are new, what is fixed for all.
@@ -116,7 +116,7 @@ impl Branch {
         Branch {
             limits: self.limits.iter().chain(limit).cloned().collect(),
             rows: program.program.rows(),
-            needless: program.needless.len(),
+            settled: program.settled,
             made,
             bound: self.bound,
             fixed,
@@ -197,7 +197,7 @@ impl Program<'_> {
         let mut open = vec![Branch {
             limits: Vec::new(),
             rows: made.last.len(),
-            needless: self.needless.len(),
+            settled: self.settled,
             bound: made.bound,
             made,
             fixed: self.program.fixed.clone(),

@@ -59,8 +59,10 @@ pub(super) struct Program<'a> {
     demands: FxHashMap<u32, Vec<(Option<u32>, Option<u32>)>>,
     /// The rows that join a divided window to its parts, each with the weight of the op: the dual that they begin with.
     splits: Vec<(usize, f64)>,
-    /// The values that need not stay ([`Program::settle`]).
-    pub(super) needless: Vec<usize>,
+    /// The values that need not stay, each with the op up to which ([`Program::settle`]).
+    needless: Vec<(usize, usize)>,
+    /// How often they changed.
+    pub(super) settled: usize,
     /// The pairs that count, beside neighbours and those with the end.
     pairs: FxHashSet<(usize, usize)>,
 }
@@ -85,6 +87,7 @@ impl<'a> Program<'a> {
             demands: FxHashMap::default(),
             splits: Vec::new(),
             needless: Vec::new(),
+            settled: 0,
             pairs: FxHashSet::default(),
         };
         for (k, step) in positions.iter().enumerate() {
@@ -166,25 +169,29 @@ impl<'a> Program<'a> {
     }
 
     /// Fixes the residencies of values that need not stay: those that a free op makes of values that are no larger together. These
-    /// can stay instead, where the value is not in use. If a new position uses such a value, all that was fixed is forgotten.
+    /// can stay instead, up to the first position that uses the value itself. If a new position uses it earlier, all that was fixed is
+    /// forgotten.
     fn settle(&mut self) {
         let dag = self.dag;
-        let is_needless = |v: usize| {
-            let Some(o) = dag.remaker(v as u32) else {
-                return false;
-            };
+        let needless = (0..dag.values()).filter_map(|v| {
+            let o = dag.remaker(v as u32)?;
             let ins = dag.ins(o).iter().map(|u| dag.size[*u as usize]);
-            let is_used = self.states.iter().any(|states| states[v] == State::Pinned);
-            self.weight[o as usize] == 0 && ins.sum::<i64>() <= dag.size[v] && !is_used
-        };
-        let needless: Vec<usize> = (0..dag.values()).filter(|v| is_needless(*v)).collect();
+            let is_needless = self.weight[o as usize] == 0 && ins.sum::<i64>() <= dag.size[v];
+            let mut uses = self.positions.iter().zip(&self.states);
+            let first = uses.find(|(_, states)| states[v] == State::Pinned);
+            is_needless.then(|| (v, first.map_or(dag.ops(), |(step, _)| *step)))
+        });
+        let needless: Vec<(usize, usize)> = needless.collect();
         if needless != self.needless {
             self.program.fixed.fill(None);
             self.needless = needless;
+            self.settled += 1;
         }
-        for v in &self.needless {
-            for states in &self.states {
-                if let State::Choice(x) = states[*v] {
+        for (v, until) in &self.needless {
+            for (step, states) in self.positions.iter().zip(&self.states) {
+                if let State::Choice(x) = states[*v]
+                    && step < until
+                {
                     self.program.fixed[x as usize] = Some(false);
                 }
             }
