@@ -1,13 +1,13 @@
 //! A lower bound that counts an op once for each time that it must run again.
 //!
 //! [`super::multi_cut_bound`] pays an op once, however often it runs again. Here positions of the given order divide a schedule into
-//! windows, and an op is paid once for each window in which it runs again. A linear program says what must then hold
-//! ([`program`]).
+//! windows, and an op is paid once for each window in which it runs again. A linear program states what every
+//! schedule obeys ([`program`]).
 //!
 //! Where the gap stays wide, positions whose bytes are worth nothing are left out. Then:
 //!
-//! 1. Rows that cut off the last solution are added ([`Program::tighten`]), and a schedule is built from it. If some first runs in it
-//!    exceed the budget, the one that needs the most memory becomes a position too. This goes on while the bound rises.
+//! 1. Rows that the last solution violates are added ([`Program::tighten`]), and a schedule is built from the solution. If first runs
+//!    in it exceed the budget, the one that needs the most memory becomes a position too. This goes on while the bound rises.
 //! 2. The number of repeats of an op, or of all ops of one weight, is fixed from below and above ([`branch`]).
 
 mod branch;
@@ -38,7 +38,7 @@ const LEAST_PRICE: f64 = 1e-5;
 /// The share of the work that finds which positions matter.
 const CHOICE_SHARE: u64 = 3;
 
-/// Most rounds in which pairs of positions are added before that.
+/// Most rounds that add pairs of positions before these are left out.
 const PAIR_ROUNDS: usize = 4;
 
 /// The search ends once the gap is below the first share of the whole cost. Branching starts only if it is below the second.
@@ -51,8 +51,8 @@ const BRANCH_SHARE: u64 = 25;
 const MOST_BRANCH_UNITS: u64 = 10_000_000_000;
 const POSITIONS_SHARE: u64 = 2;
 
-/// Rows are added while a round raises the bound by this share of the whole cost, and positions until this many in sequence raise it
-/// less. Each round takes one part in [`ROUND_SHARE`] of the work of the first bound.
+/// Rows are added while a round raises the bound by this share of the whole cost. Positions are added until [`MOST_IDLE`] of them in
+/// sequence do not. Each round takes one part in [`ROUND_SHARE`] of the work of the first bound.
 const LEAST_GAIN: f64 = 1e-3;
 const MOST_IDLE: usize = 3;
 const ROUND_SHARE: u64 = 3;
@@ -68,7 +68,7 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
     let mut best = 0.0f64;
     let most = (MOST_OPS / dag.ops().max(1)).clamp(2, MOST_POSITIONS);
     if positions.len() > most {
-        // Those that matter most where neighbours and pairs with the end count.
+        // The positions whose bytes are worth most.
         let program = Program::new(dag, cap, weight, &positions);
         work.limit = start + (limit - start) / CHOICE_SHARE;
         let made = program.solve(above, &Bounded::default(), work);
@@ -104,7 +104,7 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
         }
         let units = limit - start;
         let more = BRANCH_SHARE.saturating_mul(units).min(MOST_BRANCH_UNITS);
-        let (begun, first) = (work.done, best);
+        let begun = work.done;
         work.limit = begun + more / POSITIONS_SHARE;
         (program, made) = add_positions(program, made, enough, units / ROUND_SHARE, work);
         best = best.max(made.bound);
@@ -112,13 +112,12 @@ pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Wor
         if best < enough && above - best < BRANCH_GAP * total {
             best = best.max(program.branch(made, enough, work));
         }
-        best = best.min(enough).max(first);
     }
     (best.min(above) as i64 - 1).max(0)
 }
 
-/// Adds rows and positions while they raise the bound, up to `enough`. Each round takes so many units of work. Returns the program
-/// with the last position that raised it, and its solution.
+/// Adds rows and positions while they raise the bound, up to `enough`. Each round takes at most `units` of work. Returns the program
+/// as it was when the bound last rose, and its solution.
 fn add_positions<'a>(
     mut program: Program<'a>,
     mut made: Bounded,

@@ -50,12 +50,13 @@ const LONG: f64 = 0.36;
 /// Passes that even out rows and columns.
 const SCALINGS: usize = 10;
 
-/// A program counts as solved after some looks that bring less than this share of what is missing: so many in general, or for a
-/// branch.
+/// A look counts as a gain if it closes this share of the distance to the bound that is enough.
 const GAIN: f64 = 5e-3;
-/// See [`GAIN`].
+
+/// Looks without a gain before a program counts as solved.
 pub const LONG_PATIENCE: usize = 60;
-/// See [`GAIN`].
+
+/// The same for the program of a branch.
 pub const SHORT_PATIENCE: usize = 24;
 
 /// A sparse matrix by rows.
@@ -133,7 +134,7 @@ impl LinearProgram {
     }
 
     /// Returns a lower bound on the cost. Costs are not negative. Starts at what is known of a program with the first rows of this
-    /// one. Stops at a bound of `enough`, when the work is spent, or after `patience` looks that bring nothing.
+    /// one. Stops at a bound of `enough`, when the work is spent, or after `patience` looks without a gain.
     pub fn lower_bound(
         &self,
         enough: f64,
@@ -185,8 +186,8 @@ impl LinearProgram {
         }
     }
 
-    /// Returns the program without fixed variables and without rows that hold whatever the others are, and which rows and variables
-    /// its own are.
+    /// Returns a smaller program, without fixed variables and without rows that always hold; and the numbers that its rows and
+    /// variables have here.
     fn reduced(&self) -> (LinearProgram, Vec<u32>, Vec<u32>) {
         let mut program = LinearProgram::default();
         let (mut rows, mut columns) = (Vec::new(), Vec::new());
@@ -215,10 +216,10 @@ impl LinearProgram {
         (program, rows, columns)
     }
 
-    /// Fixes variables that are the same in all solutions that cost less than `enough`, if variables can only be 0 or 1: by what the
-    /// other value adds to the bound that `duals` prove, and by rows that hold in no other way ("reduced cost fixing" and "bound
-    /// propagation"; Savelsbergh, "Preprocessing and probing techniques for mixed integer programming problems", 1994). Returns
-    /// whether such a solution may exist.
+    /// Fixes variables on which all solutions of zeros and ones that cost less than `enough` agree. The other value would raise the
+    /// bound that `duals` prove to `enough`, or break a row ("reduced cost fixing" and "bound propagation"; Savelsbergh,
+    /// "Preprocessing and probing techniques for mixed integer programming problems", 1994). Returns whether such a solution may
+    /// exist.
     pub fn fix(&mut self, duals: &[f64], enough: f64, work: &mut Work) -> bool {
         let (bound, reduced) = self.proven(duals);
         work.spend(self.terms.len() as u64);
@@ -255,6 +256,22 @@ impl LinearProgram {
             }
         }
         bound < enough
+    }
+
+    /// Returns a lower bound, at most `enough`, and then fixes what it can; `enough` also if no solution costs less.
+    pub fn bound_and_fix(
+        &mut self,
+        enough: f64,
+        patience: usize,
+        known: &Bounded,
+        work: &mut Work,
+    ) -> Bounded {
+        let mut made = self.lower_bound(enough, patience, known, work);
+        if !self.fix(&made.duals, enough, work) {
+            made.bound = enough;
+        }
+        made.bound = made.bound.min(enough);
+        made
     }
 
     fn solve(&self, enough: f64, patience: usize, known: &Bounded, work: &mut Work) -> Bounded {

@@ -1,7 +1,7 @@
 //! Branch and bound on how often ops run again: that number is whole, for an op and for all ops of one weight together. It is fixed
-//! from above in one branch and from below in the other, where the bound is lowest. All schedules are in some branch, so the
-//! smallest bound of those left holds for all. Where nothing is left to decide, or the bound no longer rises, a position is added,
-//! and branches are solved with it from then on.
+//! from above in one branch and from below in the other; the branch with the lowest bound is divided next. Every schedule is in some
+//! branch, so the lowest bound of the open branches holds for all. If nothing is left to decide in a branch, or the bound no longer
+//! rises, a position is added.
 
 use super::program::Program;
 use crate::solve::compact::NONE;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Most work on the program of a branch.
 const BRANCH_UNITS: u64 = 1_000_000_000;
 
-/// A number counts as whole if what it is off by costs less than this share of the whole cost: solutions are not exact.
+/// Solutions are not exact. A number counts as whole if its distance to a whole number costs less than this share of the whole cost.
 const LEAST_SCORE: f64 = 1e-4;
 
 /// A position is added if one part in [`PATIENCE_SHARE`] of the work raised the bound by less than this share of the gap.
@@ -26,7 +26,7 @@ const PATIENCE_SHARE: u64 = 5;
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
-/// The weight of ops, and the op itself if it is only one; else [`NONE`].
+/// A weight, and an op of that weight; [`NONE`] for all ops of that weight.
 type Key = (i64, u32);
 
 /// Ops of one weight, or one op.
@@ -56,7 +56,7 @@ struct Limit {
 /// How much limits on the numbers of repeats raised bounds so far ("pseudo-costs"; Bénichou et al., "Experiments in mixed-integer
 /// linear programming", 1971).
 struct Gains {
-    /// For each group and each side of a limit: the total gain, and the total distance by which limits moved the number.
+    /// For each group and side, two sums: of the gains, and of the distances by which the limits moved the number.
     sums: FxHashMap<Key, [(f64, f64); 2]>,
     /// The same totals over all groups, where each distance is multiplied by the score of its group.
     all: (f64, f64),
@@ -91,8 +91,8 @@ struct Branch {
     rows: usize,
     /// [`Program::settled`] then. If it is another now, what was fixed no longer holds.
     settled: usize,
+    /// The last solution. Its bound never falls.
     made: Bounded,
-    bound: f64,
     /// Variables of the program that are the same in all schedules of this part that still matter.
     fixed: Vec<Option<bool>>,
 }
@@ -118,7 +118,6 @@ impl Branch {
             rows: program.program.rows(),
             settled: program.settled,
             made,
-            bound: self.bound,
             fixed,
         }
     }
@@ -147,13 +146,13 @@ impl Branch {
                 limit.runs.iter().map(|run| (*run, sign)),
             );
         }
-        let mut is_open = program.fix(&self.made.duals, enough, work);
-        if is_open {
-            self.made = program.lower_bound(enough, SHORT_PATIENCE, &self.made, work);
-            is_open = program.fix(&self.made.duals, enough, work);
+        let before = self.made.bound;
+        if program.fix(&self.made.duals, enough, work) {
+            self.made = program.bound_and_fix(enough, SHORT_PATIENCE, &self.made, work);
+            self.made.bound = self.made.bound.max(before);
+        } else {
+            self.made.bound = enough;
         }
-        let bound = if is_open { self.made.bound } else { enough };
-        self.bound = self.bound.max(bound).min(enough);
         self.fixed = program.fixed;
     }
 }
@@ -198,47 +197,49 @@ impl Program<'_> {
             limits: Vec::new(),
             rows: made.last.len(),
             settled: self.settled,
-            bound: made.bound,
             made,
             fixed: self.program.fixed.clone(),
         }];
         loop {
-            let lowest = (0..open.len()).min_by(|a, b| open[*a].bound.total_cmp(&open[*b].bound));
+            let bound = |at: usize| open[at].made.bound;
+            let lowest = (0..open.len()).min_by(|a, b| bound(*a).total_cmp(&bound(*b)));
             let Some(lowest) = lowest else {
                 return enough;
             };
             let parent = open.swap_remove(lowest);
+            let bound = parent.made.bound;
             if work.spent() {
-                return parent.bound;
+                return bound;
             }
-            if parent.bound > risen.0 + LEAST_RISE * (enough - first) {
-                risen = (parent.bound, work.done);
+            if bound > risen.0 + LEAST_RISE * (enough - first) {
+                risen = (bound, work.done);
             }
             let scores = groups.iter().enumerate().filter_map(|(g, group)| {
-                let over = parent.count(group).fract();
+                let count = parent.count(group);
+                let over = count.fract();
                 let is_whole = over.min(1.0 - over) * group.score <= least_score;
-                (!is_whole).then(|| (g, gains.expected(group, over, least_score)))
+                (!is_whole).then(|| (g, count, gains.expected(group, over, least_score)))
             });
             let is_stuck = work.done > risen.1 + patience;
-            let best = scores.max_by(|a, b| a.1.total_cmp(&b.1));
-            let best = best.filter(|_| !is_stuck).map(|(g, _)| g);
+            let best = scores.max_by(|a, b| a.2.total_cmp(&b.2));
+            let best = best.filter(|_| !is_stuck);
             let units = BRANCH_UNITS.min(work.limit - work.done);
             let mut branches = Vec::new();
-            if let Some(group) = best.map(|g| &groups[g]) {
-                let number = parent.count(group).floor();
+            if let Some((g, count, _)) = best {
+                let number = count.floor();
                 for (side, number) in [(Side::Least, number + 1.0), (Side::Most, number)] {
-                    let runs = group.runs.clone();
+                    let runs = groups[g].runs.clone();
                     branches.push(parent.with(Some(&Limit { runs, side, number }), self));
                 }
             } else {
                 if parent.made.point.len() == self.program.columns() {
                     let mut all = iter::once(&parent).chain(&open);
                     let Some(step) = all.find_map(|branch| self.fullest(&branch.made.point)) else {
-                        return parent.bound;
+                        return bound;
                     };
                     self.add(step);
                     groups = self.groups();
-                    risen = (parent.bound, work.done);
+                    risen = (bound, work.done);
                 }
                 branches.push(parent.with(None, self));
             }
@@ -248,12 +249,12 @@ impl Program<'_> {
                 work.done
             });
             work.spend(solved.max().unwrap_or(0));
-            if let (Some(group), [least, most]) = (best.map(|g| &groups[g]), &branches[..]) {
-                let over = parent.count(group).fract();
-                gains.learn(group, Side::Least, 1.0 - over, least.bound - parent.bound);
-                gains.learn(group, Side::Most, over, most.bound - parent.bound);
+            if let (Some((g, count, _)), [least, most]) = (best, &branches[..]) {
+                let (group, over) = (&groups[g], count.fract());
+                gains.learn(group, Side::Least, 1.0 - over, least.made.bound - bound);
+                gains.learn(group, Side::Most, over, most.made.bound - bound);
             }
-            for branch in branches.into_iter().filter(|branch| branch.bound < enough) {
+            for branch in branches.into_iter().filter(|b| b.made.bound < enough) {
                 self.tighten(&branch.made.point);
                 open.push(branch);
             }

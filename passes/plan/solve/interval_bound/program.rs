@@ -1,7 +1,7 @@
 //! The linear program behind the bound.
 //!
 //! `A_k(v)` means that value v stays at position p_k, and `R_kl(o)` that op o, which has run by p_k, runs again between p_k and p_l.
-//! For each pair k < l, and for the end of the schedule as l:
+//! For each pair of positions k < l, where l may also stand for the end of the schedule:
 //!
 //! - an operand that a first run between p_k and p_l reads was resident at p_k, or its maker runs again between them;
 //! - so was what stays at p_l, and what an op reads that runs again between them;
@@ -11,7 +11,8 @@
 //! stays whole or not at all ([`round`]), and rounded anew where it cuts off the last solution
 //! ([`rounding`](crate::solve::rounding)).
 //! Without pairs that span several windows, half a recomputation in each of two windows would pass for a whole one. Pairs of
-//! neighbours and with the end count from the beginning, others once they cut off a solution.
+//! neighbours, and of each position with the end, are in the program from the beginning. Others are added when a solution violates
+//! them.
 
 use crate::solve::compact::{Dag, NONE};
 use crate::solve::linear_program::{Bounded, LONG_PATIENCE, LinearProgram};
@@ -53,17 +54,18 @@ pub(super) struct Program<'a> {
     states: Vec<Vec<State>>,
     /// The rows that limit the bytes at each position.
     bytes: Vec<Range<usize>>,
-    /// For each window, the variable of each op that may run again there; [`NONE`] without one.
+    /// For each window and op, the variable that says that the op runs again there; [`NONE`] if it cannot.
     pub(super) windows: Vec<Vec<u32>>,
-    /// For each variable of a residency: what makes the value again, and what needs it, if not all schedules do.
+    /// For each variable of a residency, who demands it: the variable of the op that could make the value again, and the variable of
+    /// what needs the value; `None` if every schedule needs it.
     demands: FxHashMap<u32, Vec<(Option<u32>, Option<u32>)>>,
     /// The rows that join a divided window to its parts, each with the weight of the op: the dual that they begin with.
     splits: Vec<(usize, f64)>,
-    /// The values that need not stay, each with the op up to which ([`Program::settle`]).
+    /// The values that need not stay, each with the position from which they may have to ([`Program::settle`]).
     needless: Vec<(usize, usize)>,
-    /// How often they changed.
+    /// How often `needless` changed.
     pub(super) settled: usize,
-    /// The pairs that count, beside neighbours and those with the end.
+    /// The pairs in the program, beside neighbours and those with the end.
     pairs: FxHashSet<(usize, usize)>,
 }
 
@@ -168,9 +170,9 @@ impl<'a> Program<'a> {
         self.states.insert(k, at);
     }
 
-    /// Fixes the residencies of values that need not stay: those that a free op makes of values that are no larger together. These
-    /// can stay instead, up to the first position that uses the value itself. If a new position uses it earlier, all that was fixed is
-    /// forgotten.
+    /// Fixes the residencies of values that need not stay. If a free op makes a value, and its operands together are no larger, the
+    /// operands can stay instead. This holds before the first position whose op uses the value. If a new position uses it earlier,
+    /// all that was fixed is forgotten.
     fn settle(&mut self) {
         let dag = self.dag;
         let needless = (0..dag.values()).filter_map(|v| {
@@ -269,7 +271,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Adds the pairs that cut `point` off; returns how many.
+    /// Adds the pairs that `point` violates; returns how many.
     pub(super) fn join_pairs(&mut self, point: &[f64]) -> usize {
         let most = LEAST_LACK * self.dag.total_price as f64;
         let mut pairs = Vec::new();
@@ -331,9 +333,8 @@ impl<'a> Program<'a> {
         self.bytes.iter().map(price).collect()
     }
 
-    /// Builds a schedule from a solution: at the positions it keeps the values that `point` keeps, and it recomputes missing values
-    /// just before they are read. Returns the op whose first run needs the most memory there, if that exceeds the budget and the op
-    /// is not a position yet.
+    /// Builds a schedule that keeps at each position what `point` keeps, and recomputes missing values just before they are read.
+    /// Returns the op whose first run exceeds the budget most, among those that are not positions yet; `None` if none exceeds it.
     pub(super) fn fullest(&self, point: &[f64]) -> Option<usize> {
         let dag = self.dag;
         let mut there = vec![false; dag.values()];
@@ -379,22 +380,18 @@ impl<'a> Program<'a> {
         self.program.lower_bound(enough, LONG_PATIENCE, known, work)
     }
 
-    /// The same, at most `enough`; then fixes what is the same in all schedules that cost less than that.
+    /// The same, at most `enough`; also fixes the decisions on which all schedules that cost less than that agree.
     pub(super) fn solve_fixing(
         &mut self,
         enough: f64,
         known: &Bounded,
         work: &mut Work,
     ) -> Bounded {
-        let mut made = self.solve(enough, known, work);
-        if !self.program.fix(&made.duals, enough, work) {
-            made.bound = enough;
-        }
-        made.bound = made.bound.min(enough);
-        made
+        self.program
+            .bound_and_fix(enough, LONG_PATIENCE, known, work)
     }
 
-    /// Adds pairs and rounded limits on bytes that cut `point` off; returns how many.
+    /// Adds the pairs and the rounded limits on bytes that `point` violates; returns how many.
     pub(super) fn tighten(&mut self, point: &[f64]) -> usize {
         let pairs = self.join_pairs(point);
         // Variables that are newer than the point are 0.
@@ -403,7 +400,7 @@ impl<'a> Program<'a> {
         pairs + self.cut(&point)
     }
 
-    /// Adds rounded limits on bytes that cut `point` off; returns how many.
+    /// Adds the rounded limits on bytes that `point` violates; returns how many.
     fn cut(&mut self, point: &[f64]) -> usize {
         let at = |x: u32| point[x as usize];
         let mut made = Vec::new();
@@ -479,8 +476,8 @@ fn make(dag: &Dag, v: u32, there: &mut [bool], schedule: &mut Vec<u32>) {
     }
 }
 
-/// Adds the limit on bytes at a position in units of some sizes, rounded: values stay whole or not at all (mixed-integer
-/// rounding; Nemhauser and Wolsey, 1990).
+/// Adds the limit on bytes at a position once more for each of a few units, rounded to whole units. This is allowed because a value
+/// stays whole or not at all (mixed-integer rounding; Nemhauser and Wolsey, 1990).
 fn round(dag: &Dag, cap: i64, op: u32, at: &[State], program: &mut LinearProgram) {
     let mut room = cap - dag.least_bytes(op);
     let mut is_read = dag.is_output.clone();
