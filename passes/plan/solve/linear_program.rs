@@ -61,36 +61,55 @@ pub const SHORT_PATIENCE: usize = 24;
 
 /// A sparse matrix by rows.
 struct Matrix {
-    start: Vec<u32>,
     items: Vec<(u32, f64)>,
+    /// Numbers of neighbouring rows that have the same length, and that length.
+    runs: Vec<(usize, usize)>,
 }
 
 impl Matrix {
     fn new(rows: usize, terms: impl Iterator<Item = (u32, u32, f64)> + Clone) -> Matrix {
-        let mut start = vec![0u32; rows + 1];
+        let mut start = vec![0usize; rows + 1];
         for (row, ..) in terms.clone() {
             start[row as usize + 1] += 1;
         }
+        let lengths = start[1..].chunk_by(|a, b| a == b);
+        let runs = lengths.map(|run| (run.len(), run[0])).collect();
         for row in 0..rows {
             start[row + 1] += start[row];
         }
-        let mut next = start.clone();
-        let mut items = vec![(0, 0.0); start[rows] as usize];
+        let mut items = vec![(0, 0.0); start[rows]];
         for (row, column, value) in terms {
-            let at = &mut next[row as usize];
-            items[*at as usize] = (column, value);
+            let at = &mut start[row as usize];
+            items[*at] = (column, value);
             *at += 1;
         }
-        Matrix { start, items }
+        Matrix { items, runs }
     }
 
-    /// Returns the product of a row with a vector.
-    fn times(&self, row: usize, x: &[f64]) -> f64 {
-        let items = &self.items[self.start[row] as usize..self.start[row + 1] as usize];
-        items
-            .iter()
-            .map(|(at, value)| value * x[*at as usize])
-            .sum()
+    /// Writes the product of each row with a vector.
+    fn multiply(&self, x: &[f64], products: &mut [f64]) {
+        let (mut items, mut products) = (&self.items[..], products);
+        for (rows, length) in &self.runs {
+            let (these, others) = items.split_at(rows * length);
+            let (to, rest) = std::mem::take(&mut products).split_at_mut(*rows);
+            match length {
+                0 => to.fill(0.0),
+                1 => multiply_rows(these, 1, x, to),
+                2 => multiply_rows(these, 2, x, to),
+                3 => multiply_rows(these, 3, x, to),
+                4 => multiply_rows(these, 4, x, to),
+                more => multiply_rows(these, *more, x, to),
+            }
+            (items, products) = (others, rest);
+        }
+    }
+}
+
+/// Writes the products of rows of one length. Inlined, so that loops over short rows are unrolled.
+#[inline(always)]
+fn multiply_rows(items: &[(u32, f64)], length: usize, x: &[f64], products: &mut [f64]) {
+    for (row, product) in items.chunks_exact(length).zip(products) {
+        *product = row.iter().map(|(at, value)| value * x[*at as usize]).sum();
     }
 }
 
@@ -187,32 +206,42 @@ impl LinearProgram {
     }
 
     /// Returns a smaller program, without fixed variables and without rows that always hold; and the numbers that its rows and
-    /// variables have here.
+    /// variables have here. Both are sorted by their number of terms, so that [`Matrix::multiply`] is fast.
     fn reduced(&self) -> (LinearProgram, Vec<u32>, Vec<u32>) {
-        let mut program = LinearProgram::default();
-        let (mut rows, mut columns) = (Vec::new(), Vec::new());
+        let is_free = |x: u32| self.fixed[x as usize].is_none();
+        let is_one = |x: u32| self.fixed[x as usize] == Some(true);
+        let mut lengths = vec![0u32; self.cost.len()];
+        let mut rows = Vec::new();
+        for terms in self.terms.chunk_by(|a, b| a.0 == b.0) {
+            let ones = terms.iter().filter(|(_, x, _)| is_one(*x));
+            let least = self.least[terms[0].0 as usize] - ones.map(|t| t.2).sum::<f64>();
+            let free: Vec<(u32, f64)> = (terms.iter().filter(|(_, x, _)| is_free(*x)))
+                .map(|(_, x, c)| (*x, *c))
+                .collect();
+            if least > free.iter().map(|t| t.1.min(0.0)).sum() {
+                free.iter().for_each(|(x, _)| lengths[*x as usize] += 1);
+                rows.push((terms[0].0, least, free));
+            }
+        }
+        rows.sort_by_key(|(.., terms)| terms.len());
+        let all = 0..self.cost.len() as u32;
+        let mut columns: Vec<u32> = all.clone().filter(|x| is_free(*x)).collect();
+        columns.sort_by_key(|x| lengths[*x as usize]);
+        let mut program = LinearProgram {
+            constant: all
+                .filter(|x| is_one(*x))
+                .map(|x| self.cost[x as usize])
+                .sum(),
+            ..LinearProgram::default()
+        };
         let mut new = vec![0; self.cost.len()];
-        for (x, cost) in self.cost.iter().enumerate() {
-            match self.fixed[x] {
-                Some(true) => program.constant += cost,
-                Some(false) => {}
-                None => {
-                    columns.push(x as u32);
-                    new[x] = program.variable(*cost);
-                }
-            }
+        for x in &columns {
+            new[*x as usize] = program.variable(self.cost[*x as usize]);
         }
-        for row in self.terms.chunk_by(|a, b| a.0 == b.0) {
-            let is_one = |x: u32| self.fixed[x as usize] == Some(true);
-            let is_free = |x: u32| self.fixed[x as usize].is_none();
-            let ones = row.iter().filter(|(_, x, _)| is_one(*x));
-            let least = self.least[row[0].0 as usize] - ones.map(|t| t.2).sum::<f64>();
-            let free = row.iter().filter(|(_, x, _)| is_free(*x));
-            if least > free.clone().map(|t| t.2.min(0.0)).sum() {
-                rows.push(row[0].0);
-                program.at_least(least, free.map(|(_, x, c)| (new[*x as usize], *c)));
-            }
+        for (_, least, terms) in &rows {
+            program.at_least(*least, terms.iter().map(|(x, c)| (new[*x as usize], *c)));
         }
+        let rows = rows.iter().map(|(row, ..)| *row).collect();
         (program, rows, columns)
     }
 
@@ -314,29 +343,28 @@ impl LinearProgram {
         for ((y, known), scale) in now.dual.iter_mut().zip(&known.last).zip(&row_scale) {
             *y = known / unit / scale;
         }
-        for x in 0..columns {
-            now.pull[x] = by_column.times(x, &now.dual);
-        }
+        by_column.multiply(&now.dual, &mut now.pull);
         let (mut anchor, mut next) = (now.clone(), now.clone());
         let base = self.constant / unit;
         let value = |point: &Point| base + dual_value(point, &least, &cost, &upper);
         let mut best = (value(&now), now.dual.clone());
         let (mut age, mut first, mut last) = (0usize, 0.0, f64::INFINITY);
         let (mut idle, mut gained) = (0, 0.0);
-        let mut towards = vec![0.0; columns];
+        let (mut towards, mut sums) = (vec![0.0; columns], vec![0.0; rows]);
         for round in 0.. {
-            for x in 0..columns {
-                let step = LENGTH / weight * (cost[x] - now.pull[x]);
-                next.primal[x] = (now.primal[x] - step).clamp(0.0, upper[x]);
-                towards[x] = 2.0 * next.primal[x] - now.primal[x];
+            let step = LENGTH / weight;
+            let steps = next.primal.iter_mut().zip(&mut towards).zip(&now.primal);
+            let costs = now.pull.iter().zip(&cost).zip(&upper);
+            for (((next, towards), now), ((pull, cost), upper)) in steps.zip(costs) {
+                *next = (now - step * (cost - pull)).clamp(0.0, *upper);
+                *towards = 2.0 * *next - now;
             }
-            for (row, least) in least.iter().enumerate() {
-                let lack = least - by_row.times(row, &towards);
-                next.dual[row] = (now.dual[row] + LENGTH * weight * lack).max(0.0);
+            by_row.multiply(&towards, &mut sums);
+            let steps = next.dual.iter_mut().zip(&now.dual).zip(&least).zip(&sums);
+            for (((next, now), least), sum) in steps {
+                *next = (now + LENGTH * weight * (least - sum)).max(0.0);
             }
-            for x in 0..columns {
-                next.pull[x] = by_column.times(x, &next.dual);
-            }
+            by_column.multiply(&next.dual, &mut next.pull);
             work.spend((by_row.items.len() + rows + columns) as u64);
             if round % LOOK == 0 {
                 let value = value(&next);
