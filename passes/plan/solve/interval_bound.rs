@@ -42,13 +42,13 @@ const CHOICE_SHARE: u64 = 3;
 const PAIR_ROUNDS: usize = 4;
 
 /// The search ends once the gap is below the first share of the whole cost. Branching starts only if it is below the second.
-const CLOSE_GAP: f64 = 0.9 * FAR_GAP;
+const CLOSE_GAP: f64 = 0.98 * FAR_GAP;
 const BRANCH_GAP: f64 = 0.12;
 
 /// Adding positions and branching may take this many times the work of the first bound, but no more than the units below, which
-/// take about half a minute. Adding positions takes one part in [`POSITIONS_SHARE`] of it.
-const BRANCH_SHARE: u64 = 25;
-const MOST_BRANCH_UNITS: u64 = 10_000_000_000;
+/// take about a minute on two cores. Adding positions takes one part in [`POSITIONS_SHARE`] of it.
+const BRANCH_SHARE: u64 = 70;
+const MOST_BRANCH_UNITS: u64 = 25_000_000_000;
 const POSITIONS_SHARE: u64 = 2;
 
 /// Rows are added while a round raises the bound by this share of the whole cost. Positions are added until [`MOST_IDLE`] of them in

@@ -23,6 +23,9 @@ const LEAST_SCORE: f64 = 1e-4;
 const LEAST_RISE: f64 = 0.01;
 const PATIENCE_SHARE: u64 = 5;
 
+/// Groups that are tried without finding a better one before the best is taken.
+const LOOKAHEAD: usize = 8;
+
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
@@ -68,6 +71,11 @@ impl Gains {
         *sums = (sums.0 + gain, sums.1 + distance);
         self.all.0 += gain;
         self.all.1 += distance * group.score;
+    }
+
+    /// Returns whether a limit on the group was tried.
+    fn knows(&self, group: &Group) -> bool {
+        self.sums.contains_key(&group.key)
     }
 
     /// Returns the product of the gains that both limits are expected to bring; each counts as at least `least`. `over` is the
@@ -182,10 +190,97 @@ impl Program<'_> {
         groups
     }
 
+    /// Solves the programs of branches, in parallel. The longest one counts as work.
+    fn solve_branches(&self, branches: &mut [Branch], enough: f64, work: &mut Work) {
+        let units = BRANCH_UNITS.min(work.limit.saturating_sub(work.done));
+        let solved = branches.par_iter_mut().map(|branch| {
+            let mut work = Work::new(units);
+            branch.solve(self, enough, &mut work);
+            work.done
+        });
+        work.spend(solved.max().unwrap_or(0));
+    }
+
+    /// Returns the two parts of a branch in which a group runs again more often, and not more often, than the whole number below its
+    /// count.
+    fn divide(
+        &self,
+        parent: &Branch,
+        group: &Group,
+        enough: f64,
+        gains: &mut Gains,
+        work: &mut Work,
+    ) -> [Branch; 2] {
+        let count = parent.count(group);
+        let (number, over) = (count.floor(), count.fract());
+        let sides = [
+            (Side::Least, number + 1.0, 1.0 - over),
+            (Side::Most, number, over),
+        ];
+        let mut parts = sides.map(|(side, number, _)| {
+            let runs = group.runs.clone();
+            parent.with(Some(&Limit { runs, side, number }), self)
+        });
+        self.solve_branches(&mut parts, enough, work);
+        for (part, (side, _, distance)) in parts.iter().zip(sides) {
+            let gain = part.made.bound - parent.made.bound;
+            gains.learn(group, side, distance, gain);
+        }
+        parts
+    }
+
+    /// Divides a branch by the group for which this raises the bound most. Where this is not known, it is tried, until the last
+    /// [`LOOKAHEAD`] groups were no better ("reliability branching"; Achterberg, Koch and Martin, "Branching rules revisited",
+    /// 2005). Returns `None` if all numbers are whole.
+    fn divide_best(
+        &self,
+        parent: &Branch,
+        groups: &[Group],
+        enough: f64,
+        gains: &mut Gains,
+        work: &mut Work,
+    ) -> Option<[Branch; 2]> {
+        let least = LEAST_SCORE * self.dag.total_price as f64;
+        let fractional = groups.iter().filter_map(|group| {
+            let over = parent.count(group).fract();
+            let is_whole = over.min(1.0 - over) * group.score <= least;
+            (!is_whole).then(|| (gains.expected(group, over, least), over, group))
+        });
+        let mut candidates: Vec<(f64, f64, &Group)> = fractional.collect();
+        candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut best: Option<(f64, &Group, Option<[Branch; 2]>)> = None;
+        let mut idle = 0;
+        for (expected, over, group) in candidates {
+            let best_score = best.as_ref().map_or(0.0, |best| best.0);
+            if gains.knows(group) {
+                if expected > best_score {
+                    best = Some((expected, group, None));
+                    idle = 0;
+                }
+                continue;
+            }
+            if idle == LOOKAHEAD || work.spent() {
+                break;
+            }
+            let parts = self.divide(parent, group, enough, gains, work);
+            let is_closed = parts.iter().any(|part| part.made.bound >= enough);
+            let score = gains.expected(group, over, least);
+            idle += 1;
+            if is_closed || score > best_score {
+                best = Some((score, group, Some(parts)));
+                idle = 0;
+            }
+            if is_closed {
+                break;
+            }
+        }
+        let (_, group, parts) = best?;
+        Some(parts.unwrap_or_else(|| self.divide(parent, group, enough, gains, work)))
+    }
+
     /// Returns a bound, at most `enough`. Starts from `made`, the last solution of the program.
     pub(super) fn branch(&mut self, made: Bounded, enough: f64, work: &mut Work) -> f64 {
         let mut groups = self.groups();
-        let least_score = LEAST_SCORE * self.dag.total_price as f64;
         let units = work.limit.saturating_sub(work.done);
         let (first, patience) = (made.bound, units / PATIENCE_SHARE);
         let mut risen = (first, work.done);
@@ -214,23 +309,13 @@ impl Program<'_> {
             if bound > risen.0 + LEAST_RISE * (enough - first) {
                 risen = (bound, work.done);
             }
-            let scores = groups.iter().enumerate().filter_map(|(g, group)| {
-                let count = parent.count(group);
-                let over = count.fract();
-                let is_whole = over.min(1.0 - over) * group.score <= least_score;
-                (!is_whole).then(|| (g, count, gains.expected(group, over, least_score)))
-            });
             let is_stuck = work.done > risen.1 + patience;
-            let best = scores.max_by(|a, b| a.2.total_cmp(&b.2));
-            let best = best.filter(|_| !is_stuck);
-            let units = BRANCH_UNITS.min(work.limit - work.done);
-            let mut branches = Vec::new();
-            if let Some((g, count, _)) = best {
-                let number = count.floor();
-                for (side, number) in [(Side::Least, number + 1.0), (Side::Most, number)] {
-                    let runs = groups[g].runs.clone();
-                    branches.push(parent.with(Some(&Limit { runs, side, number }), self));
-                }
+            let divided = match is_stuck {
+                true => None,
+                false => self.divide_best(&parent, &groups, enough, &mut gains, work),
+            };
+            let branches = if let Some(parts) = divided {
+                Vec::from(parts)
             } else {
                 if parent.made.point.len() == self.program.columns() {
                     let mut all = iter::once(&parent).chain(&open);
@@ -241,19 +326,10 @@ impl Program<'_> {
                     groups = self.groups();
                     risen = (bound, work.done);
                 }
-                branches.push(parent.with(None, self));
-            }
-            let solved = branches.par_iter_mut().map(|branch| {
-                let mut work = Work::new(units);
-                branch.solve(self, enough, &mut work);
-                work.done
-            });
-            work.spend(solved.max().unwrap_or(0));
-            if let (Some((g, count, _)), [least, most]) = (best, &branches[..]) {
-                let (group, over) = (&groups[g], count.fract());
-                gains.learn(group, Side::Least, 1.0 - over, least.made.bound - bound);
-                gains.learn(group, Side::Most, over, most.made.bound - bound);
-            }
+                let mut same = [parent.with(None, self)];
+                self.solve_branches(&mut same, enough, work);
+                Vec::from(same)
+            };
             for branch in branches.into_iter().filter(|b| b.made.bound < enough) {
                 self.tighten(&branch.made.point);
                 open.push(branch);
