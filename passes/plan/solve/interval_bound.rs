@@ -42,7 +42,7 @@ const CHOICE_SHARE: u64 = 3;
 const PAIR_ROUNDS: usize = 4;
 
 /// The search ends once the gap is below the first share of the whole cost. Branching starts only if it is below the second.
-const CLOSE_GAP: f64 = 0.98 * FAR_GAP;
+const CLOSE_GAP: f64 = 0.995 * FAR_GAP;
 const BRANCH_GAP: f64 = 0.12;
 
 /// Adding positions and branching may take this many times the work of the first bound, but no more than the units below, which
