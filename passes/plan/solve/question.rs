@@ -29,7 +29,7 @@ pub struct Question<'a> {
     /// Seeds that are schedules and honour the constraints.
     seeds: Vec<Vec<u32>>,
     min_peak: Option<MinPeak>,
-    /// Bounds of one position, by the cap they are for; `None` where nothing fits.
+    /// The best bounds so far, by the cap they are for; `None` where nothing fits.
     bounds: BTreeMap<i64, Option<i64>>,
     /// Units of work that the searches at budgets took so far.
     pub work: u64,
@@ -139,7 +139,8 @@ impl<'a> Question<'a> {
         }))
     }
 
-    /// Returns the bound of one position on schedules within `cap`, in weight over running every op once; `None` if none fits.
+    /// Returns a bound on schedules within `cap`, in weight over running every op once; `None` if none fits. It is that of one
+    /// position, or a better one that [`Question::answer`] proved.
     pub fn bound(&mut self, cap: i64) -> Option<i64> {
         let dag = self.dag;
         let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);
@@ -154,6 +155,7 @@ impl<'a> Question<'a> {
         let cap = self.cap(self.query.budget_bytes).unwrap_or(0);
         let price = self.bound(cap).unwrap_or(0);
         let price = price.max(self.joint_price(cap, found, price));
+        self.bounds.insert(cap, Some(price));
         let more = price as f64 * dag.unit;
         let more = match objective {
             Objective::Flops => next_multiple(more, repeated_flops(self.problem)),
@@ -174,7 +176,7 @@ impl<'a> Question<'a> {
         (more / self.dag.unit.max(f64::MIN_POSITIVE)) as i64
     }
 
-    /// Returns the bound of several positions, where that of one leaves a wide gap and more than a first plan was asked for.
+    /// Returns a bound of several positions, where `price`, a known bound, leaves a wide gap and more than a first plan was asked for.
     fn joint_price(&self, cap: i64, found: &Found, price: i64) -> i64 {
         let (dag, above) = (self.dag, self.above(found));
         let is_wide = (above - price) as f64 > WIDE_GAP * dag.total_price as f64;
@@ -189,7 +191,7 @@ impl<'a> Question<'a> {
         let mut work = Work::new(units);
         let several =
             multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut work).unwrap_or(0);
-        if !is_far(several) {
+        if !is_far(several.max(price)) {
             return several;
         }
         let units = match self.query.effort {
