@@ -38,7 +38,7 @@ const LEAST_PRICE: f64 = 1e-5;
 /// The share of the work that finds which positions matter.
 const CHOICE_SHARE: u64 = 3;
 
-/// Most rounds that add pairs of positions before these are left out.
+/// Most rounds that add pairs of positions before positions that prove nothing are left out.
 const PAIR_ROUNDS: usize = 4;
 
 /// The search ends once the gap is below the first share of the whole cost. Branching starts only if it is below the second.

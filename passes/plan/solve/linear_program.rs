@@ -62,7 +62,7 @@ pub const SHORT_PATIENCE: usize = 24;
 /// A sparse matrix by rows.
 struct Matrix {
     items: Vec<(u32, f64)>,
-    /// Numbers of neighbouring rows that have the same length, and that length.
+    /// Runs of rows that have the same number of terms: the number of rows, and the number of terms.
     runs: Vec<(usize, usize)>,
 }
 
@@ -287,7 +287,8 @@ impl LinearProgram {
         bound < enough
     }
 
-    /// Returns a lower bound, at most `enough`, and then fixes what it can; `enough` also if no solution costs less.
+    /// Returns a lower bound, and then fixes what it can. The bound is `enough` if every solution costs at least that much, and never
+    /// higher.
     pub fn bound_and_fix(
         &mut self,
         enough: f64,

@@ -139,8 +139,8 @@ impl<'a> Question<'a> {
         }))
     }
 
-    /// Returns a bound on schedules within `cap`, in weight over running every op once; `None` if none fits. It is that of one
-    /// position, or a better one that [`Question::answer`] proved.
+    /// Returns a bound on schedules within `cap`, in weight over running every op once; `None` if none fits. At first this is the
+    /// bound of one position; [`Question::answer`] may raise it.
     pub fn bound(&mut self, cap: i64) -> Option<i64> {
         let dag = self.dag;
         let positions = (BOUND_OPS / dag.ops().max(1)).clamp(1, 8);

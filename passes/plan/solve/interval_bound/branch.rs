@@ -190,7 +190,7 @@ impl Program<'_> {
         groups
     }
 
-    /// Solves the programs of branches, in parallel. The longest one counts as work.
+    /// Solves the programs of branches in parallel. Only the one that takes the most work is counted.
     fn solve_branches(&self, branches: &mut [Branch], enough: f64, work: &mut Work) {
         let units = BRANCH_UNITS.min(work.limit.saturating_sub(work.done));
         let solved = branches.par_iter_mut().map(|branch| {
@@ -201,8 +201,7 @@ impl Program<'_> {
         work.spend(solved.max().unwrap_or(0));
     }
 
-    /// Returns the two parts of a branch in which a group runs again more often, and not more often, than the whole number below its
-    /// count.
+    /// Divides a branch in two at the fractional count of a group: one part rounds the count up, the other rounds it down.
     fn divide(
         &self,
         parent: &Branch,
