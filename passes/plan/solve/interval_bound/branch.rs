@@ -1,11 +1,11 @@
 //! Branch and bound on how often ops run again: that number is whole, for an op and for all ops of one weight together. It is fixed
 //! from above in one branch and from below in the other; the branch with the lowest bound is divided next. Every schedule is in some
-//! branch, so the lowest bound of the open branches holds for all. If nothing is left to decide in a branch, or the bound no longer
-//! rises, a position is added.
+//! branch, so the lowest bound of the open branches holds for all. Where all these numbers are whole, single variables decide. If
+//! nothing is left to decide in a branch, or the bound no longer rises, a position is added.
 
 use super::program::Program;
 use crate::solve::compact::NONE;
-use crate::solve::linear_program::{Bounded, SHORT_PATIENCE};
+use crate::solve::linear_program::Bounded;
 use crate::solve::work::Work;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -23,21 +23,25 @@ const LEAST_SCORE: f64 = 1e-4;
 const LEAST_RISE: f64 = 0.01;
 const PATIENCE_SHARE: u64 = 5;
 
+/// Most work on each part of a group that is tried, and the groups that are tried at a time.
+const PROBE_UNITS: u64 = 10_000_000;
+const TOGETHER: usize = 4;
+
 /// Groups that are tried without finding a better one before the best is taken.
 const LOOKAHEAD: usize = 8;
 
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
-/// A weight, and an op of that weight; [`NONE`] for all ops of that weight.
-type Key = (i64, u32);
+/// A weight, an op of that weight, and a variable of that op; [`NONE`] for all.
+type Key = (i64, u32, u32);
 
-/// Ops of one weight, or one op.
+/// Ops of one weight, one op, or one variable.
 struct Group {
     key: Key,
     /// How much a fractional number of runs counts when the group to branch on is chosen.
     score: f64,
-    /// The variables of all runs.
+    /// The variables of all runs, or of a residency.
     runs: Arc<[u32]>,
 }
 
@@ -109,12 +113,14 @@ impl Branch {
     /// Returns the part in which one more limit holds, or the same, with the rows that the program has now.
     fn with(&self, limit: Option<&Limit>, program: &Program) -> Branch {
         let mut made = self.made.clone();
-        for duals in [&mut made.last, &mut made.duals] {
-            let of_limits = duals.split_off(self.rows);
-            program.extend(duals);
-            duals.extend(of_limits);
-            duals.extend(limit.map(|_| 0.0));
-        }
+        let duals = made.duals.split_off(self.rows);
+        let slacks = made.basis.slacks.split_off(self.rows);
+        let is_in = made.is_in.split_off(self.rows.min(made.is_in.len()));
+        program.extend(&mut made);
+        made.is_in.resize(program.program.rows(), false);
+        made.is_in.extend(is_in);
+        made.duals.extend(duals);
+        made.basis.slacks.extend(slacks);
         let mut fixed = self.fixed.clone();
         if self.settled != program.settled {
             fixed.clear();
@@ -130,6 +136,21 @@ impl Branch {
         }
     }
 
+    /// Returns the limits that round the count of a group up and down, each with what it moves the count by.
+    fn sides(&self, group: &Group) -> [(Limit, f64); 2] {
+        let count = self.count(group);
+        let (number, over) = (count.floor(), count.fract());
+        let limit = |side: Side, number: f64| Limit {
+            runs: group.runs.clone(),
+            side,
+            number,
+        };
+        [
+            (limit(Side::Least, number + 1.0), 1.0 - over),
+            (limit(Side::Most, number), over),
+        ]
+    }
+
     /// Returns how often the ops of a group run again.
     fn count(&self, group: &Group) -> f64 {
         let point = &self.made.point;
@@ -142,6 +163,9 @@ impl Branch {
 
     /// Solves the program of this part.
     fn solve(&mut self, program: &Program, enough: f64, work: &mut Work) {
+        if self.made.bound >= enough {
+            return;
+        }
         let mut program = program.program.clone();
         program.fixed.clone_from(&self.fixed);
         for limit in &self.limits {
@@ -156,7 +180,7 @@ impl Branch {
         }
         let before = self.made.bound;
         if program.fix(&self.made.duals, enough, work) {
-            self.made = program.bound_and_fix(enough, SHORT_PATIENCE, &self.made, work);
+            self.made = program.bound_and_fix(enough, &self.made, work);
             self.made.bound = self.made.bound.max(before);
         } else {
             self.made.bound = enough;
@@ -180,7 +204,7 @@ impl Program<'_> {
         let mut groups = Vec::new();
         for (weight, ops) in of_weight {
             let group = |op: u32, share: f64, ops: &[usize]| Group {
-                key: (weight, op),
+                key: (weight, op, NONE),
                 score: weight as f64 * share,
                 runs: ops.iter().flat_map(|o| runs(*o)).collect(),
             };
@@ -190,42 +214,74 @@ impl Program<'_> {
         groups
     }
 
-    /// Solves the programs of branches in parallel. Only the one that takes the most work is counted.
-    fn solve_branches(&self, branches: &mut [Branch], enough: f64, work: &mut Work) {
-        let units = BRANCH_UNITS.min(work.limit.saturating_sub(work.done));
+    /// Returns the groups of one variable each: an op that runs again in one window.
+    fn single_runs(&self) -> Vec<Group> {
+        let runs = self
+            .windows
+            .iter()
+            .flat_map(|window| window.iter().enumerate());
+        let runs = runs.filter(|(o, run)| **run != NONE && self.weight[*o] > 0);
+        let group = |(o, run): (usize, &u32)| Group {
+            key: (self.weight[o], o as u32, *run),
+            score: self.weight[o] as f64 * OP_SHARE * OP_SHARE,
+            runs: [*run].into(),
+        };
+        runs.map(group).collect()
+    }
+
+    /// Returns the groups of one variable each: a value that stays at one position. They score by their bytes.
+    fn single_stays(&self) -> Vec<Group> {
+        let worth = self.dag.total_price as f64 / self.cap.max(1) as f64;
+        let group = |(v, stays): (usize, u32)| Group {
+            key: (0, v as u32, stays),
+            score: self.dag.size[v] as f64 * worth,
+            runs: [stays].into(),
+        };
+        self.residencies().map(group).collect()
+    }
+
+    /// Returns what can be branched on: where one kind is whole, the next decides.
+    fn kinds(&self) -> [Vec<Group>; 3] {
+        [self.groups(), self.single_runs(), self.single_stays()]
+    }
+
+    /// Solves the programs of branches in parallel, each with at most `units` of work. Counts the work as two cores do it.
+    fn solve_branches(&self, branches: &mut [Branch], units: u64, enough: f64, work: &mut Work) {
+        let units = units.min(work.limit.saturating_sub(work.done));
         let solved = branches.par_iter_mut().map(|branch| {
             let mut work = Work::new(units);
             branch.solve(self, enough, &mut work);
             work.done
         });
-        work.spend(solved.max().unwrap_or(0));
+        work.spend(solved.sum::<u64>() / 2);
     }
 
-    /// Divides a branch in two at the fractional count of a group: one part rounds the count up, the other rounds it down.
+    /// Divides a branch in two at the fractional count of each group: one part rounds the count up, the other rounds it down.
     fn divide(
         &self,
         parent: &Branch,
-        group: &Group,
+        groups: &[&Group],
         enough: f64,
         gains: &mut Gains,
         work: &mut Work,
-    ) -> [Branch; 2] {
-        let count = parent.count(group);
-        let (number, over) = (count.floor(), count.fract());
-        let sides = [
-            (Side::Least, number + 1.0, 1.0 - over),
-            (Side::Most, number, over),
-        ];
-        let mut parts = sides.map(|(side, number, _)| {
-            let runs = group.runs.clone();
-            parent.with(Some(&Limit { runs, side, number }), self)
-        });
-        self.solve_branches(&mut parts, enough, work);
-        for (part, (side, _, distance)) in parts.iter().zip(sides) {
-            let gain = part.made.bound - parent.made.bound;
-            gains.learn(group, side, distance, gain);
+    ) -> Vec<[Branch; 2]> {
+        let limits: Vec<_> = groups.iter().map(|group| parent.sides(group)).collect();
+        let parts = limits
+            .iter()
+            .flatten()
+            .map(|(limit, _)| parent.with(Some(limit), self));
+        let mut parts: Vec<Branch> = parts.collect();
+        self.solve_branches(&mut parts, PROBE_UNITS, enough, work);
+        let mut parts = parts.into_iter();
+        let mut divided = Vec::new();
+        for (group, sides) in groups.iter().zip(&limits) {
+            for (part, (limit, distance)) in parts.as_slice().iter().zip(sides) {
+                let gain = part.made.bound - parent.made.bound;
+                gains.learn(group, limit.side, *distance, gain);
+            }
+            divided.extend(parts.next().zip(parts.next()).map(|(a, b)| [a, b]));
         }
-        parts
+        divided
     }
 
     /// Divides a branch by the group for which this raises the bound most. Where this is not known, it is tried, until the last
@@ -247,39 +303,44 @@ impl Program<'_> {
         });
         let mut candidates: Vec<(f64, f64, &Group)> = fractional.collect();
         candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut best: Option<(f64, &Group, Option<[Branch; 2]>)> = None;
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            candidates.into_iter().partition(|c| gains.knows(c.2));
+        let mut best = known
+            .first()
+            .map(|(score, _, group)| (*score, *group, None));
         let mut idle = 0;
-        for (expected, over, group) in candidates {
-            let best_score = best.as_ref().map_or(0.0, |best| best.0);
-            if gains.knows(group) {
-                if expected > best_score {
-                    best = Some((expected, group, None));
-                    idle = 0;
-                }
-                continue;
-            }
-            if idle == LOOKAHEAD || work.spent() {
+        for tried in unknown.chunks(TOGETHER) {
+            if idle >= LOOKAHEAD || work.spent() {
                 break;
             }
-            let parts = self.divide(parent, group, enough, gains, work);
-            let is_closed = parts.iter().any(|part| part.made.bound >= enough);
-            let score = gains.expected(group, over, least);
-            idle += 1;
-            if is_closed || score > best_score {
-                best = Some((score, group, Some(parts)));
-                idle = 0;
+            idle += tried.len();
+            let groups: Vec<&Group> = tried.iter().map(|c| c.2).collect();
+            let divided = self.divide(parent, &groups, enough, gains, work);
+            for (parts, (_, over, group)) in divided.into_iter().zip(tried) {
+                let is_closed = parts.iter().any(|part| part.made.bound >= enough);
+                let score = match is_closed {
+                    true => f64::INFINITY,
+                    false => gains.expected(group, *over, least),
+                };
+                if best.as_ref().is_none_or(|best| score > best.0) {
+                    best = Some((score, *group, Some(parts)));
+                    idle = 0;
+                }
             }
-            if is_closed {
+            if best.as_ref().is_some_and(|best| best.0 == f64::INFINITY) {
                 break;
             }
         }
         let (_, group, parts) = best?;
-        Some(parts.unwrap_or_else(|| self.divide(parent, group, enough, gains, work)))
+        let mut parts =
+            parts.or_else(|| self.divide(parent, &[group], enough, gains, work).pop())?;
+        self.solve_branches(&mut parts, BRANCH_UNITS, enough, work);
+        Some(parts)
     }
 
     /// Returns a bound, at most `enough`. Starts from `made`, the last solution of the program.
     pub(super) fn branch(&mut self, made: Bounded, enough: f64, work: &mut Work) -> f64 {
-        let mut groups = self.groups();
+        let mut kinds = self.kinds();
         let units = work.limit.saturating_sub(work.done);
         let (first, patience) = (made.bound, units / PATIENCE_SHARE);
         let mut risen = (first, work.done);
@@ -289,7 +350,7 @@ impl Program<'_> {
         };
         let mut open = vec![Branch {
             limits: Vec::new(),
-            rows: made.last.len(),
+            rows: made.duals.len(),
             settled: self.settled,
             made,
             fixed: self.program.fixed.clone(),
@@ -311,7 +372,9 @@ impl Program<'_> {
             let is_stuck = work.done > risen.1 + patience;
             let divided = match is_stuck {
                 true => None,
-                false => self.divide_best(&parent, &groups, enough, &mut gains, work),
+                false => kinds
+                    .iter()
+                    .find_map(|groups| self.divide_best(&parent, groups, enough, &mut gains, work)),
             };
             let branches = if let Some(parts) = divided {
                 Vec::from(parts)
@@ -322,11 +385,11 @@ impl Program<'_> {
                         return bound;
                     };
                     self.add(step);
-                    groups = self.groups();
+                    kinds = self.kinds();
                     risen = (bound, work.done);
                 }
                 let mut same = [parent.with(None, self)];
-                self.solve_branches(&mut same, enough, work);
+                self.solve_branches(&mut same, BRANCH_UNITS, enough, work);
                 Vec::from(same)
             };
             for branch in branches.into_iter().filter(|b| b.made.bound < enough) {
@@ -344,7 +407,8 @@ mod tests {
     use crate::objective::Objective;
     use crate::solve::compact::Dag;
     use crate::solve::exact::{Outcome, exact};
-    use crate::solve::interval_bound::{intervals, positions};
+    use crate::solve::interval_bound::intervals;
+    use crate::solve::local_search::FAR_GAP;
     use crate::solve::simulate::Simulation;
     use crate::solve::work::Random;
     use crate::testing::{Shape, random_dag};
@@ -367,6 +431,14 @@ mod tests {
         Some((dag, cap, best))
     }
 
+    /// The ops that exceed a budget when every op runs once, in the given order.
+    fn full(dag: &Dag, cap: i64) -> Vec<usize> {
+        let mut simulation = Simulation::default();
+        simulation.run(dag, &(0..dag.ops() as u32).collect::<Vec<_>>());
+        let live = &simulation.live;
+        (0..live.len()).filter(|t| live[*t] > cap).collect()
+    }
+
     #[test]
     fn no_schedule_costs_less_than_branches_say() {
         let mut r = Random::new(8);
@@ -375,7 +447,7 @@ mod tests {
             let Some((dag, cap, best)) = solved(&mut r) else {
                 continue;
             };
-            let positions = positions(&dag, cap);
+            let positions = full(&dag, cap);
             // No plan limits the bound, so that one above the best shows; then one that costs little more.
             let far = 3.0 * dag.total_weight as f64;
             for enough in [far, 1.1 * best + 2.0] {
@@ -405,13 +477,14 @@ mod tests {
                 let above = (best * share) as i64;
                 let bound = intervals(&dag, cap, &dag.weight, above, &mut Work::new(100_000));
                 assert!(bound as f64 <= best, "{n}: {bound} {best}");
-                closed += usize::from(share < 1.1 && bound as f64 > 0.99 * best);
+                let gap = (above - bound) as f64 / dag.total_price as f64;
+                closed += usize::from(share < 1.1 && gap <= FAR_GAP);
             }
             let enough = 1.1 * best + 2.0;
-            let chosen: Vec<usize> = positions(&dag, cap).into_iter().take(1).collect();
+            let chosen: Vec<usize> = full(&dag, cap).into_iter().take(1).collect();
             let mut program = Program::new(&dag, cap, &dag.weight, &chosen);
             let mut work = Work::new(400_000);
-            let mut made = program.solve(enough, &Bounded::default(), &mut work);
+            let mut made = program.solve_fixing(enough, &Bounded::default(), &mut work);
             while !chosen.is_empty() {
                 let Some(step) = program.fullest(&made.point) else {
                     break;
@@ -420,8 +493,7 @@ mod tests {
                 assert!(!program.positions.contains(&step));
                 program.add(step);
                 added += 1;
-                program.extend(&mut made.duals);
-                program.extend(&mut made.last);
+                program.extend(&mut made);
                 made = program.solve_fixing(enough, &made, &mut Work::new(400_000));
                 program.tighten(&made.point);
                 made = program.solve_fixing(enough, &made, &mut Work::new(400_000));

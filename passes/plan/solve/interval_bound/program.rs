@@ -15,7 +15,7 @@
 //! them.
 
 use crate::solve::compact::{Dag, NONE};
-use crate::solve::linear_program::{Bounded, LONG_PATIENCE, LinearProgram};
+use crate::solve::linear_program::{Bounded, LinearProgram};
 use crate::solve::rounding::Packing;
 use crate::solve::simulate::{Simulation, first_runs};
 use crate::solve::work::Work;
@@ -42,25 +42,33 @@ enum State {
     Choice(u32),
 }
 
+/// A row that says that what runs again in a divided window does so in one of its parts.
+#[derive(Clone)]
+struct Split {
+    row: usize,
+    /// What the op weighs: the dual that the row begins with.
+    weight: f64,
+    /// The variable of the second part; [`NONE`] if the op cannot run again there.
+    part: u32,
+}
+
 /// Positions and what must hold at and between them.
 #[derive(Clone)]
 pub(super) struct Program<'a> {
     pub(super) dag: &'a Dag,
-    cap: i64,
+    pub(super) cap: i64,
     pub(super) weight: &'a [i64],
     pub(super) program: LinearProgram,
     /// Ascending.
     pub(super) positions: Vec<usize>,
     states: Vec<Vec<State>>,
-    /// The rows that limit the bytes at each position.
-    bytes: Vec<Range<usize>>,
     /// For each window and op, the variable that says that the op runs again there; [`NONE`] if it cannot.
     pub(super) windows: Vec<Vec<u32>>,
     /// For each variable of a residency, who demands it: the variable of the op that could make the value again, and the variable of
     /// what needs the value; `None` if every schedule needs it.
     demands: FxHashMap<u32, Vec<(Option<u32>, Option<u32>)>>,
-    /// The rows that join a divided window to its parts, each with the weight of the op: the dual that they begin with.
-    splits: Vec<(usize, f64)>,
+    /// The rows that join a divided window to its parts.
+    splits: Vec<Split>,
     /// The values that need not stay, each with the position from which they may have to ([`Program::settle`]).
     needless: Vec<(usize, usize)>,
     /// How often `needless` changed.
@@ -84,7 +92,6 @@ impl<'a> Program<'a> {
             program: LinearProgram::default(),
             positions: positions.to_vec(),
             states: Vec::new(),
-            bytes: Vec::new(),
             windows: Vec::new(),
             demands: FxHashMap::default(),
             splits: Vec::new(),
@@ -112,14 +119,17 @@ impl<'a> Program<'a> {
         self.positions.insert(k, step);
         self.limit(k, step as u32);
         let window = self.between(k, k + 1, true);
-        self.windows.insert(k, window);
+        self.windows.insert(k, window.clone());
         if k > 0 {
             let before = self.between(k - 1, k, true);
             let old = std::mem::replace(&mut self.windows[k - 1], before);
             for (o, run) in old.iter().enumerate().filter(|(_, run)| **run != NONE) {
                 self.program.set_free(*run);
-                self.splits
-                    .push((self.program.rows(), self.weight[o] as f64));
+                self.splits.push(Split {
+                    row: self.program.rows(),
+                    weight: self.weight[o] as f64,
+                    part: window[o],
+                });
                 self.pay(o, *run, k - 1..k + 1);
             }
             if let Some(after) = self.positions.get(k + 1) {
@@ -132,13 +142,32 @@ impl<'a> Program<'a> {
         self.settle();
     }
 
-    /// Appends duals for the rows that were added since there were `duals.len()`, so that they prove the same bound as before.
-    pub(super) fn extend(&self, duals: &mut Vec<f64>) {
-        let from = duals.len();
-        duals.resize(self.program.rows(), 0.0);
-        for (row, weight) in self.splits.iter().filter(|(row, _)| *row >= from) {
-            duals[*row] = *weight;
+    /// Extends a solution to the rows and variables that were added since, so that it proves the same bound as before: a window that
+    /// was divided is paid by the part that takes its place.
+    pub(super) fn extend(&self, made: &mut Bounded) {
+        let from = made.duals.len();
+        made.duals.resize(self.program.rows(), 0.0);
+        made.basis
+            .extend(self.program.columns(), self.program.rows());
+        for split in self.splits.iter().filter(|split| split.row >= from) {
+            made.duals[split.row] = split.weight;
+            if split.part != NONE {
+                made.basis.slacks[split.row] = 0.0;
+                made.basis.variables[split.part as usize] = 1.0;
+            }
         }
+    }
+
+    /// Returns the values that may stay at positions, and the variables that say so.
+    pub(super) fn residencies(&self) -> impl Iterator<Item = (usize, u32)> {
+        let states = self
+            .states
+            .iter()
+            .flat_map(|states| states.iter().enumerate());
+        states.filter_map(|(v, state)| match state {
+            State::Choice(stays) => Some((v, *stays)),
+            _ => None,
+        })
     }
 
     /// Limits the bytes at position `k`, where op `op` runs.
@@ -163,10 +192,8 @@ impl<'a> Program<'a> {
             let State::Choice(x) = state else { return None };
             Some((*x, -share(*size)))
         });
-        let first = program.rows();
         program.at_least(share(dag.least_bytes(op)) - 1.0, terms);
         round(dag, cap, op, &at, program);
-        self.bytes.insert(k, first..program.rows());
         self.states.insert(k, at);
     }
 
@@ -327,12 +354,6 @@ impl<'a> Program<'a> {
         self.program.at_least(0.0, terms);
     }
 
-    /// Returns what the bytes at each position are worth.
-    pub(super) fn prices(&self, made: &Bounded) -> Vec<f64> {
-        let price = |rows: &Range<usize>| made.duals[rows.clone()].iter().sum::<f64>();
-        self.bytes.iter().map(price).collect()
-    }
-
     /// Builds a schedule that keeps at each position what `point` keeps, and recomputes missing values just before they are read.
     /// Returns the op whose first run exceeds the budget most, among those that are not positions yet; `None` if none exceeds it.
     pub(super) fn fullest(&self, point: &[f64]) -> Option<usize> {
@@ -375,20 +396,15 @@ impl<'a> Program<'a> {
         fullest.map(|t| schedule[t] as usize)
     }
 
-    /// Returns a lower bound on the cost; see [`LinearProgram::lower_bound`].
-    pub(super) fn solve(&self, enough: f64, known: &Bounded, work: &mut Work) -> Bounded {
-        self.program.lower_bound(enough, LONG_PATIENCE, known, work)
-    }
-
-    /// The same, at most `enough`; also fixes the decisions on which all schedules that cost less than that agree.
+    /// Returns a lower bound on the cost, at most `enough`; also fixes the decisions on which all schedules that cost less than that
+    /// agree ([`LinearProgram::bound_and_fix`]).
     pub(super) fn solve_fixing(
         &mut self,
         enough: f64,
         known: &Bounded,
         work: &mut Work,
     ) -> Bounded {
-        self.program
-            .bound_and_fix(enough, LONG_PATIENCE, known, work)
+        self.program.bound_and_fix(enough, known, work)
     }
 
     /// Adds the pairs and the rounded limits on bytes that `point` violates; returns how many.
