@@ -28,7 +28,7 @@ const BRANCH_GAP: f64 = 0.12;
 /// units below, which take up to two minutes. Adding positions takes one part in [`POSITIONS_SHARE`] of it.
 const BRANCH_SHARE: u64 = 70;
 const MOST_BRANCH_UNITS: u64 = 18_000_000_000;
-const POSITIONS_SHARE: u64 = 2;
+const POSITIONS_SHARE: u64 = 4;
 
 /// Rows are added while a round raises the bound by this share of the whole cost. Positions are added until [`MOST_IDLE`] of them in
 /// sequence do not: often several are needed before the bound rises.

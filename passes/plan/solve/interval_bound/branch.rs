@@ -189,6 +189,11 @@ impl Branch {
     }
 }
 
+/// Whether a score is higher than that of the best.
+fn is_higher<T>(score: f64, best: &Option<(f64, &Group, T)>) -> bool {
+    best.as_ref().is_none_or(|best| score > best.0)
+}
+
 impl Program<'_> {
     fn groups(&self) -> Vec<Group> {
         let mut of_weight: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
@@ -214,21 +219,6 @@ impl Program<'_> {
         groups
     }
 
-    /// Returns the groups of one variable each: an op that runs again in one window.
-    fn single_runs(&self) -> Vec<Group> {
-        let runs = self
-            .windows
-            .iter()
-            .flat_map(|window| window.iter().enumerate());
-        let runs = runs.filter(|(o, run)| **run != NONE && self.weight[*o] > 0);
-        let group = |(o, run): (usize, &u32)| Group {
-            key: (self.weight[o], o as u32, *run),
-            score: self.weight[o] as f64 * OP_SHARE * OP_SHARE,
-            runs: [*run].into(),
-        };
-        runs.map(group).collect()
-    }
-
     /// Returns the groups of one variable each: a value that stays at one position. They score by their bytes.
     fn single_stays(&self) -> Vec<Group> {
         let worth = self.dag.total_price as f64 / self.cap.max(1) as f64;
@@ -238,11 +228,6 @@ impl Program<'_> {
             runs: [stays].into(),
         };
         self.residencies().map(group).collect()
-    }
-
-    /// Returns what can be branched on: where one kind is whole, the next decides.
-    fn kinds(&self) -> [Vec<Group>; 3] {
-        [self.groups(), self.single_runs(), self.single_stays()]
     }
 
     /// Solves the programs of branches in parallel, each with at most `units` of work. Counts the work as two cores do it.
@@ -285,50 +270,52 @@ impl Program<'_> {
     }
 
     /// Divides a branch by the group for which this raises the bound most. Where this is not known, it is tried, until the last
-    /// [`LOOKAHEAD`] groups were no better ("reliability branching"; Achterberg, Koch and Martin, "Branching rules revisited",
+    /// [`LOOKAHEAD`] groups of a kind were no better ("reliability branching"; Achterberg, Koch and Martin, "Branching rules revisited",
     /// 2005). Returns `None` if all numbers are whole.
     fn divide_best(
         &self,
         parent: &Branch,
-        groups: &[Group],
+        kinds: &[Vec<Group>],
         enough: f64,
         gains: &mut Gains,
         work: &mut Work,
     ) -> Option<[Branch; 2]> {
         let least = LEAST_SCORE * self.dag.total_price as f64;
-        let fractional = groups.iter().filter_map(|group| {
-            let over = parent.count(group).fract();
-            let is_whole = over.min(1.0 - over) * group.score <= least;
-            (!is_whole).then(|| (gains.expected(group, over, least), over, group))
-        });
-        let mut candidates: Vec<(f64, f64, &Group)> = fractional.collect();
-        candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            candidates.into_iter().partition(|c| gains.knows(c.2));
-        let mut best = known
-            .first()
-            .map(|(score, _, group)| (*score, *group, None));
-        let mut idle = 0;
-        for tried in unknown.chunks(TOGETHER) {
-            if idle >= LOOKAHEAD || work.spent() {
-                break;
-            }
-            idle += tried.len();
-            let groups: Vec<&Group> = tried.iter().map(|c| c.2).collect();
-            let divided = self.divide(parent, &groups, enough, gains, work);
-            for (parts, (_, over, group)) in divided.into_iter().zip(tried) {
-                let is_closed = parts.iter().any(|part| part.made.bound >= enough);
-                let score = match is_closed {
-                    true => f64::INFINITY,
-                    false => gains.expected(group, *over, least),
-                };
-                if best.as_ref().is_none_or(|best| score > best.0) {
-                    best = Some((score, *group, Some(parts)));
-                    idle = 0;
+        let mut best: Option<(f64, &Group, Option<[Branch; 2]>)> = None;
+        for groups in kinds {
+            let fractional = groups.iter().filter_map(|group| {
+                let over = parent.count(group).fract();
+                let is_whole = over.min(1.0 - over) * group.score <= least;
+                (!is_whole).then(|| (gains.expected(group, over, least), over, group))
+            });
+            let mut candidates: Vec<(f64, f64, &Group)> = fractional.collect();
+            candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let (known, unknown): (Vec<_>, Vec<_>) =
+                candidates.into_iter().partition(|c| gains.knows(c.2));
+            let known = known
+                .first()
+                .map(|(score, _, group)| (*score, *group, None));
+            best = known.filter(|known| is_higher(known.0, &best)).or(best);
+            let mut idle = 0;
+            for tried in unknown.chunks(TOGETHER) {
+                let is_closed = best.as_ref().is_some_and(|best| best.0 == f64::INFINITY);
+                if is_closed || idle >= LOOKAHEAD || work.spent() {
+                    break;
                 }
-            }
-            if best.as_ref().is_some_and(|best| best.0 == f64::INFINITY) {
-                break;
+                idle += tried.len();
+                let groups: Vec<&Group> = tried.iter().map(|c| c.2).collect();
+                let divided = self.divide(parent, &groups, enough, gains, work);
+                for (parts, (_, over, group)) in divided.into_iter().zip(tried) {
+                    let is_closed = parts.iter().any(|part| part.made.bound >= enough);
+                    let score = match is_closed {
+                        true => f64::INFINITY,
+                        false => gains.expected(group, *over, least),
+                    };
+                    if is_higher(score, &best) {
+                        best = Some((score, *group, Some(parts)));
+                        idle = 0;
+                    }
+                }
             }
         }
         let (_, group, parts) = best?;
@@ -340,7 +327,7 @@ impl Program<'_> {
 
     /// Returns a bound, at most `enough`. Starts from `made`, the last solution of the program.
     pub(super) fn branch(&mut self, made: Bounded, enough: f64, work: &mut Work) -> f64 {
-        let mut kinds = self.kinds();
+        let mut kinds = [self.groups(), self.single_stays()];
         let units = work.limit.saturating_sub(work.done);
         let (first, patience) = (made.bound, units / PATIENCE_SHARE);
         let mut risen = (first, work.done);
@@ -372,9 +359,7 @@ impl Program<'_> {
             let is_stuck = work.done > risen.1 + patience;
             let divided = match is_stuck {
                 true => None,
-                false => kinds
-                    .iter()
-                    .find_map(|groups| self.divide_best(&parent, groups, enough, &mut gains, work)),
+                false => self.divide_best(&parent, &kinds, enough, &mut gains, work),
             };
             let branches = if let Some(parts) = divided {
                 Vec::from(parts)
@@ -385,7 +370,7 @@ impl Program<'_> {
                         return bound;
                     };
                     self.add(step);
-                    kinds = self.kinds();
+                    kinds = [self.groups(), self.single_stays()];
                     risen = (bound, work.done);
                 }
                 let mut same = [parent.with(None, self)];
