@@ -84,6 +84,8 @@ impl LinearProgram {
         }
         made.bound = self.proven(&made.duals).0.max(0.0);
         made.is_in.resize(self.rows(), false);
+        // What was fixed since may break rows that the method already has.
+        made.is_open |= self.breaks_any(&made);
         while self.add_broken(&mut made, work) || made.is_open {
             let mut simplex = Simplex::new(self, &made.is_in, &made.basis);
             let end = loop {
@@ -106,6 +108,13 @@ impl LinearProgram {
         }
         self.drop_roomy(&mut made);
         made
+    }
+
+    /// Returns whether the last point breaks a row that the method had.
+    fn breaks_any(&self, made: &Bounded) -> bool {
+        let rows = self.rows.lines().zip(&self.least).zip(&made.is_in);
+        let mut rows = rows.filter(|(_, is_in)| **is_in).map(|(row, _)| row);
+        rows.any(|(line, least)| sparse::dot(line, &made.point) < least - BROKEN)
     }
 
     /// Lets the method have the rows whose slack is not basic, and those that the last point breaks. Returns whether these are new.

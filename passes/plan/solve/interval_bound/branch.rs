@@ -1,6 +1,6 @@
-//! Branch and bound on how often ops run again: that number is whole, for an op and for all ops of one weight together. It is fixed
-//! from above in one branch and from below in the other; the branch with the lowest bound is divided next. Every schedule is in some
-//! branch, so the lowest bound of the open branches holds for all. Where all these numbers are whole, single variables decide. If
+//! Branch and bound. How often ops run again is a whole number, for an op and for all ops of one weight together, and a value stays at
+//! a position or it does not. Such a number is fixed from above in one branch and from below in the other; the branch with the
+//! lowest bound is divided next. Every schedule is in some branch, so the lowest bound of the open branches holds for all. If
 //! nothing is left to decide in a branch, or the bound no longer rises, a position is added.
 
 use super::program::Program;
@@ -33,10 +33,10 @@ const LOOKAHEAD: usize = 8;
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
-/// A weight, an op of that weight, and a variable of that op; [`NONE`] for all.
+/// Of repeats: a weight, an op of that weight or [`NONE`] for all, and [`NONE`]. Of a residency: 0, the value, and the variable.
 type Key = (i64, u32, u32);
 
-/// Ops of one weight, one op, or one variable.
+/// Variables whose sum is whole: the repeats of the ops of one weight or of one op, or one residency.
 struct Group {
     key: Key,
     /// How much a fractional number of runs counts when the group to branch on is chosen.
