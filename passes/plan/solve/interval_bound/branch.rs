@@ -21,7 +21,7 @@ const LEAST_SCORE: f64 = 1e-4;
 
 /// A position is added if one part in [`PATIENCE_SHARE`] of the work raised the bound by less than this share of the gap.
 const LEAST_RISE: f64 = 0.01;
-const PATIENCE_SHARE: u64 = 5;
+const PATIENCE_SHARE: u64 = 12;
 
 /// Most work on each part of a group that is tried, and the groups that are tried at a time.
 const PROBE_UNITS: u64 = 10_000_000;
