@@ -40,7 +40,7 @@ pub struct Bounded {
     is_open: bool,
 }
 
-/// A row is broken if it lacks more than this, and has room if it has that much more than it needs.
+/// A row is broken if its sum is below its demand by more than this, and has room if it is above by more than this.
 const BROKEN: f64 = 1e-6;
 
 impl LinearProgram {
@@ -72,8 +72,8 @@ impl LinearProgram {
         self.least.len()
     }
 
-    /// Returns a lower bound on the cost. Costs are not negative. Starts at what is known of a program with the first rows and variables
-    /// of this one. Stops at a bound of `enough`, or when the work is spent.
+    /// Returns a lower bound on the cost; costs must not be negative. Starts from a solution of an earlier program, whose rows and
+    /// variables are the first ones of this program. Stops at a bound of `enough`, or when the work is spent.
     pub fn lower_bound(&self, enough: f64, known: &Bounded, work: &mut Work) -> Bounded {
         let mut made = known.clone();
         made.basis.extend(self.columns(), self.rows());
@@ -117,7 +117,7 @@ impl LinearProgram {
         rows.any(|(line, least)| sparse::dot(line, &made.point) < least - BROKEN)
     }
 
-    /// Lets the method have the rows whose slack is not basic, and those that the last point breaks. Returns whether these are new.
+    /// Selects the rows whose slack is not basic and those that the last point breaks. Returns whether it breaks a new one.
     fn add_broken(&self, made: &mut Bounded, work: &mut Work) -> bool {
         work.spend(self.rows.len() as u64);
         let mut any = false;
@@ -132,7 +132,7 @@ impl LinearProgram {
         any
     }
 
-    /// Takes rows back that have room at the last point, so that the next program is small.
+    /// Drops rows that have room at the last point, so that the next program is small.
     fn drop_roomy(&self, made: &mut Bounded) {
         for (row, line) in self.rows.lines().enumerate() {
             let has_room = || sparse::dot(line, &made.point) > self.least[row] + BROKEN;

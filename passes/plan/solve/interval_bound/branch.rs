@@ -36,7 +36,7 @@ const OP_SHARE: f64 = 0.5;
 /// Of repeats: a weight, an op of that weight or [`NONE`] for all, and [`NONE`]. Of a residency: 0, the value, and the variable.
 type Key = (i64, u32, u32);
 
-/// Variables whose sum is whole: the repeats of the ops of one weight or of one op, or one residency.
+/// Variables whose sum is a whole number in every schedule: all repeats of one op or of all ops of one weight, or one residency.
 struct Group {
     key: Key,
     /// How much a fractional number of runs counts when the group to branch on is chosen.
@@ -115,9 +115,8 @@ impl Branch {
         let mut made = self.made.clone();
         let duals = made.duals.split_off(self.rows);
         let slacks = made.basis.slacks.split_off(self.rows);
-        let is_in = made.is_in.split_off(self.rows.min(made.is_in.len()));
+        let is_in = made.is_in.split_off(self.rows);
         program.extend(&mut made);
-        made.is_in.resize(program.program.rows(), false);
         made.is_in.extend(is_in);
         made.duals.extend(duals);
         made.basis.slacks.extend(slacks);

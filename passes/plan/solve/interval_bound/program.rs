@@ -147,6 +147,7 @@ impl<'a> Program<'a> {
     pub(super) fn extend(&self, made: &mut Bounded) {
         let from = made.duals.len();
         made.duals.resize(self.program.rows(), 0.0);
+        made.is_in.resize(self.program.rows(), false);
         made.basis
             .extend(self.program.columns(), self.program.rows());
         for split in self.splits.iter().filter(|split| split.row >= from) {

@@ -1,8 +1,8 @@
 //! The factors of a basis matrix: B = L U, times what later exchanges of columns changed.
 //!
-//! Pivots are chosen so that few new items arise: first rows and columns with one item, then short columns and in them short rows
-//! (Markowitz, 1957), among items that are not too small. Exchanges are kept as a product ("product form of the inverse"; Dantzig and
-//! Orchard-Hays, 1954).
+//! Pivots are chosen to create few new nonzero items (Markowitz, 1957): first the only item of a row or column, then the item of a
+//! short column that lies in the shortest row. Items that are too small are never pivots. Each exchange of a column multiplies the
+//! inverse by one more matrix ("product form of the inverse"; Dantzig and Orchard-Hays, 1954).
 
 use super::sparse::{Sparse, dot, subtract};
 use std::cmp::Reverse;

@@ -54,7 +54,7 @@ pub struct Basis {
 }
 
 impl Basis {
-    /// Makes room for new variables, which are not basic, and for new rows, whose slacks are.
+    /// Grows to more variables and rows. New variables are not basic; the slacks of new rows are.
     pub fn extend(&mut self, variables: usize, rows: usize) {
         self.variables.resize(variables, 0.0);
         self.slacks.resize(rows, 1.0);
@@ -263,7 +263,7 @@ impl Simplex {
         work.spend((FACTOR_UNITS * (self.factors.len() + self.by_row.len())) as u64);
     }
 
-    /// Subtracts the column of a variable or slack, times a factor.
+    /// Multiplies the column of a variable or slack by a factor and subtracts it from a vector.
     fn subtract_column(&self, number: usize, factor: f64, from: &mut [f64]) {
         match number.checked_sub(self.cost.len()) {
             None => subtract(self.by_column.line(number), factor, from),
@@ -297,7 +297,8 @@ impl Simplex {
             self.compute_row(at, &mut row, work);
             let over = self.values[at] - self.target(at);
             let Some((entering, flips)) = self.entering(&row, over, work) else {
-                self.follow_ray(at, over, &row);
+                // The bound rises without end in this direction.
+                self.move_duals(at, RAY * over.signum(), &row);
                 return End::Infeasible;
             };
             let mut column = vec![0.0; self.least.len()];
@@ -323,7 +324,7 @@ impl Simplex {
         }
     }
 
-    /// Returns the row whose basic variable is farthest beyond its bounds, by steepest edge.
+    /// Returns the row whose basic variable violates its bounds most, measured by steepest edge.
     fn leaving(&self) -> Option<usize> {
         let mut best = (0.0, None);
         for (row, (value, weight)) in self.values.iter().zip(&self.weights).enumerate() {
@@ -426,6 +427,7 @@ impl Simplex {
         None
     }
 
+    /// Moves variables and slacks to their other bounds.
     fn flip(&mut self, flips: &[u32], work: &mut Work) {
         if flips.is_empty() {
             return;
@@ -460,11 +462,8 @@ impl Simplex {
         if is_beyond && let Some(cost) = self.cost.get_mut(entering) {
             *cost -= self.reduced[entering];
         }
-        for number in &row.filled {
-            self.reduced[*number as usize] -= step * row.items[*number as usize];
-        }
+        self.move_duals(at, step, row);
         self.reduced[entering] = 0.0;
-        self.reduced[leaving] = -step;
         let mut edge = row.inverse.clone();
         self.factors.solve(&mut edge);
         work.spend((self.factors.len() + self.least.len()) as u64);
@@ -490,9 +489,8 @@ impl Simplex {
         self.factors.exchange(at, column);
     }
 
-    /// Moves the reduced costs far along the direction in which the bound rises without end, as the row cannot hold.
-    fn follow_ray(&mut self, at: usize, over: f64, row: &Row) {
-        let step = RAY * over.signum();
+    /// Changes the dual of a row by a step, and with it all reduced costs.
+    fn move_duals(&mut self, at: usize, step: f64, row: &Row) {
         for number in &row.filled {
             self.reduced[*number as usize] -= step * row.items[*number as usize];
         }
@@ -536,7 +534,7 @@ impl Simplex {
     }
 }
 
-/// Returns a number from 0 to 1 that is always the same for one variable.
+/// Returns a pseudo-random number from 0 to 1; the same variable always gets the same one.
 fn noise(x: u32) -> f64 {
     // Fibonacci hashing.
     f64::from(x.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX)
