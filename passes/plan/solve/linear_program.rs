@@ -9,7 +9,7 @@ mod simplex;
 mod sparse;
 
 use super::work::Work;
-use simplex::{Basis, End, Simplex};
+use simplex::{BoxedProgram, End, Simplex};
 use sparse::Sparse;
 
 /// A linear program with rows `a · x ≥ b` and variables between 0 and 1.
@@ -38,6 +38,30 @@ pub struct Bounded {
     pub is_in: Vec<bool>,
     /// Whether it was stopped before the end.
     is_open: bool,
+}
+
+/// A basis: the steepest-edge weights of basic variables and of basic slacks; 0 for others.
+#[derive(Clone, Default)]
+pub struct Basis {
+    /// By variable.
+    pub variables: Vec<f64>,
+    /// By row.
+    pub slacks: Vec<f64>,
+}
+
+impl Basis {
+    /// Grows to more variables and rows. New variables are not basic; the slacks of new rows are.
+    pub fn extend(&mut self, variables: usize, rows: usize) {
+        self.variables.resize(variables, 0.0);
+        self.slacks.resize(rows, 1.0);
+    }
+}
+
+/// The rows that the dual simplex method is given, its variables, and the place of each variable among them.
+struct Part {
+    rows: Vec<u32>,
+    variables: Vec<u32>,
+    place: Vec<Option<u32>>,
 }
 
 /// A row is broken if its sum is below its demand by more than this, and has room if it is above by more than this.
@@ -87,10 +111,14 @@ impl LinearProgram {
         // What was fixed since may break rows that the method already has.
         made.is_open |= self.breaks_any(&made);
         while self.add_broken(&mut made, work) || made.is_open {
-            let mut simplex = Simplex::new(self, &made.is_in, &made.basis);
+            let part = self.part(&made);
+            let mut simplex = self.simplex(&part, &made.basis);
             let end = loop {
                 let end = simplex.run(work);
-                let duals = simplex.duals(self.rows());
+                let mut duals = vec![0.0; self.rows()];
+                for (row, dual) in part.rows.iter().zip(simplex.duals()) {
+                    duals[*row as usize] = dual;
+                }
                 let bound = self.proven(&duals).0;
                 work.spend(self.rows.len() as u64);
                 if bound > made.bound {
@@ -100,7 +128,7 @@ impl LinearProgram {
                     break end;
                 }
             };
-            simplex.save(self, &mut made);
+            self.save(&part, &simplex, &mut made);
             made.is_open = end == End::Factored;
             if end != End::Optimal || made.bound >= enough || work.spent() {
                 break;
@@ -108,6 +136,79 @@ impl LinearProgram {
         }
         self.drop_roomy(&mut made);
         made
+    }
+
+    /// Returns the rows that the method is given, and those of their variables that are free or basic.
+    fn part(&self, made: &Bounded) -> Part {
+        let rows = (0..self.rows() as u32).filter(|row| made.is_in[*row as usize]);
+        let rows: Vec<u32> = rows.collect();
+        let mut place = vec![None; self.columns()];
+        let mut variables = Vec::new();
+        let items = rows.iter().flat_map(|row| self.rows.line(*row as usize));
+        for x in items.map(|(x, _)| *x as usize) {
+            if place[x].is_none() && (self.fixed[x].is_none() || made.basis.variables[x] > 0.0) {
+                place[x] = Some(variables.len() as u32);
+                variables.push(x as u32);
+            }
+        }
+        Part {
+            rows,
+            variables,
+            place,
+        }
+    }
+
+    /// Returns the method for a part, started from the last basis.
+    fn simplex(&self, part: &Part, basis: &Basis) -> Simplex {
+        let mut rows = Sparse::default();
+        let mut least = Vec::new();
+        for row in part.rows.iter().map(|row| *row as usize) {
+            let line = self.rows.line(row);
+            let ones = line
+                .iter()
+                .filter(|(x, _)| self.fixed[*x as usize] == Some(true));
+            least.push(self.least[row] - ones.map(|(_, value)| value).sum::<f64>());
+            rows.push(
+                line.iter()
+                    .filter_map(|(x, value)| Some((part.place[*x as usize]?, *value))),
+            );
+        }
+        let variables = || part.variables.iter().map(|x| *x as usize);
+        let slacks = part.rows.iter().map(|row| basis.slacks[*row as usize]);
+        let weights: Vec<f64> = variables()
+            .map(|x| basis.variables[x])
+            .chain(slacks)
+            .collect();
+        let program = BoxedProgram {
+            rows,
+            least,
+            cost: variables().map(|x| self.cost[x]).collect(),
+            upper: variables()
+                .map(|x| f64::from(u8::from(self.fixed[x].is_none())))
+                .collect(),
+            numbers: part.variables.clone(),
+        };
+        let unit = self.cost.iter().copied().fold(1.0, f64::max);
+        Simplex::new(program, unit, &weights)
+    }
+
+    /// Takes over where the method ended: the point and the basis.
+    fn save(&self, part: &Part, simplex: &Simplex, made: &mut Bounded) {
+        let weights = simplex.weights();
+        let (variables, slacks) = weights.split_at(part.variables.len());
+        for (row, weight) in part.rows.iter().zip(slacks) {
+            made.basis.slacks[*row as usize] = *weight;
+        }
+        let fixed = self.fixed.iter();
+        made.point = fixed
+            .map(|fixed| f64::from(u8::from(*fixed == Some(true))))
+            .collect();
+        for (at, (x, weight)) in part.variables.iter().zip(variables).enumerate() {
+            made.basis.variables[*x as usize] = *weight;
+            if self.fixed[*x as usize].is_none() {
+                made.point[*x as usize] = simplex.value(at);
+            }
+        }
     }
 
     /// Returns whether the last point breaks a row that the method had.

@@ -104,12 +104,7 @@ impl Factors {
             .filter(|row| owner[*row as usize].is_none() && !is_slack[*row as usize]);
         factors.order.extend(left);
         factors.by_column = Sparse::new(rows, upper.iter().copied());
-        factors.by_row = Sparse::new(
-            rows,
-            upper
-                .iter()
-                .map(|(column, row, value)| (*row, *column, *value)),
-        );
+        factors.by_row = factors.by_column.transposed(rows);
         (factors, owner)
     }
 

@@ -7,7 +7,6 @@
 
 use super::factors::Factors;
 use super::sparse::{Sparse, dot, subtract};
-use super::{Bounded, LinearProgram};
 use crate::solve::work::Work;
 
 /// How far a variable may be beyond its bounds.
@@ -44,23 +43,6 @@ const RAY: f64 = 1e6;
 /// The least weight of steepest edge.
 const LEAST_WEIGHT: f64 = 1e-4;
 
-/// A basis: the steepest-edge weights of basic variables and of basic slacks; 0 for others.
-#[derive(Clone, Default)]
-pub struct Basis {
-    /// By variable.
-    pub variables: Vec<f64>,
-    /// By row.
-    pub slacks: Vec<f64>,
-}
-
-impl Basis {
-    /// Grows to more variables and rows. New variables are not basic; the slacks of new rows are.
-    pub fn extend(&mut self, variables: usize, rows: usize) {
-        self.variables.resize(variables, 0.0);
-        self.slacks.resize(rows, 1.0);
-    }
-}
-
 /// Why the method stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum End {
@@ -74,16 +56,23 @@ pub enum End {
     Stuck,
 }
 
-/// Some rows of a program, and a basis. Variables are numbered from 0; the slack of row r is number `columns + r`.
+/// A program with rows `a · x ≥ b` and variables from 0 to an upper bound.
+pub struct BoxedProgram {
+    /// By row: its variables and their coefficients, and its demand.
+    pub rows: Sparse,
+    pub least: Vec<f64>,
+    /// By variable: its cost, its upper bound, and a number that decides how its cost is perturbed.
+    pub cost: Vec<f64>,
+    pub upper: Vec<f64>,
+    pub numbers: Vec<u32>,
+}
+
+/// A program and a basis. Variables are numbered from 0; the slack of row r is number `columns + r`.
 pub struct Simplex {
-    /// The numbers that rows and variables have in the program.
-    row_numbers: Vec<u32>,
-    numbers: Vec<u32>,
     by_row: Sparse,
     by_column: Sparse,
-    /// Of variables; perturbed, in the largest cost.
+    /// Of variables; perturbed, in the unit.
     cost: Vec<f64>,
-    /// The largest cost.
     unit: f64,
     /// Of rows.
     least: Vec<f64>,
@@ -128,61 +117,29 @@ impl Candidate {
 }
 
 impl Simplex {
-    /// Takes over the rows of a program for which `is_in` holds, those of slacks that are not basic among them. Variables that are
-    /// fixed and not basic are left out.
-    pub fn new(program: &LinearProgram, is_in: &[bool], basis: &Basis) -> Simplex {
-        let row_numbers: Vec<u32> = (0..is_in.len() as u32)
-            .filter(|row| is_in[*row as usize])
-            .collect();
-        let mut new = vec![None; program.columns()];
-        let mut numbers = Vec::new();
-        let mut least = Vec::new();
-        let mut items = Vec::new();
-        for (row, number) in row_numbers.iter().enumerate() {
-            let mut bound = program.least[*number as usize];
-            for (x, value) in program.rows.line(*number as usize) {
-                let at = *x as usize;
-                if program.fixed[at] == Some(true) {
-                    bound -= value;
-                }
-                if program.fixed[at].is_none() || basis.variables[at] > 0.0 {
-                    let column = *new[at].get_or_insert_with(|| {
-                        numbers.push(*x);
-                        numbers.len() as u32 - 1
-                    });
-                    items.push((row as u32, column, *value));
-                }
-            }
-            least.push(bound);
-        }
-        let (rows, columns) = (row_numbers.len(), numbers.len());
-        let unit = program.cost.iter().copied().fold(0.0, f64::max).max(1.0);
-        let cost = |x: &u32| {
-            let cost = program.cost[*x as usize] / unit;
-            cost + PERTURBATION * (1.0 + cost) * (1.0 + noise(*x))
-        };
-        let is_free = |x: &u32| program.fixed[*x as usize].is_none();
-        let by_row = Sparse::new(rows, items.iter().copied());
-        let mut upper: Vec<f64> = numbers
-            .iter()
-            .map(|x| f64::from(u8::from(is_free(x))))
-            .collect();
-        for (line, least) in by_row.lines().zip(&least) {
-            let most: f64 = line
+    /// Starts from the basis of the variables and slacks that have a weight (of steepest edge; 0 for others). `unit` is at least the
+    /// largest cost.
+    pub fn new(program: BoxedProgram, unit: f64, weights: &[f64]) -> Simplex {
+        let (rows, columns) = (program.least.len(), program.cost.len());
+        let costs = program.cost.iter().zip(&program.numbers);
+        let perturbed = costs.map(|(cost, number)| {
+            let cost = cost / unit;
+            cost + PERTURBATION * (1.0 + cost) * (1.0 + noise(*number))
+        });
+        let mut upper = program.upper;
+        for (line, least) in program.rows.lines().zip(&program.least) {
+            let most = line
                 .iter()
-                .map(|(x, value)| value.max(0.0) * upper[*x as usize])
-                .sum();
+                .map(|(x, value)| value.max(0.0) * upper[*x as usize]);
+            let most: f64 = most.sum();
             upper.push((most - least).max(0.0));
         }
         let mut made = Simplex {
-            by_column: Sparse::new(
-                columns,
-                items.iter().map(|(row, x, value)| (*x, *row, *value)),
-            ),
-            by_row,
-            cost: numbers.iter().map(cost).collect(),
+            by_column: program.rows.transposed(columns),
+            by_row: program.rows,
+            cost: perturbed.collect(),
             unit,
-            least,
+            least: program.least,
             upper,
             is_upper: vec![false; columns + rows],
             row_of: vec![None; columns + rows],
@@ -191,16 +148,8 @@ impl Simplex {
             weights: vec![0.0; rows],
             reduced: vec![0.0; columns + rows],
             factors: Factors::default(),
-            row_numbers,
-            numbers,
         };
-        let variables = made.numbers.iter().map(|x| basis.variables[*x as usize]);
-        let slacks = made
-            .row_numbers
-            .iter()
-            .map(|row| basis.slacks[*row as usize]);
-        let weights: Vec<f64> = variables.chain(slacks).collect();
-        made.factor(&weights);
+        made.factor(weights);
         made
     }
 
@@ -255,11 +204,7 @@ impl Simplex {
 
     /// The same for the basis as it is now.
     fn factor_again(&mut self, work: &mut Work) {
-        let mut weights = vec![0.0; self.upper.len()];
-        for (number, weight) in self.basic.iter().zip(&self.weights) {
-            weights[*number as usize] = *weight;
-        }
-        self.factor(&weights);
+        self.factor(&self.weights());
         work.spend((FACTOR_UNITS * (self.factors.len() + self.by_row.len())) as u64);
     }
 
@@ -497,40 +442,28 @@ impl Simplex {
         self.reduced[self.basic[at] as usize] = -step;
     }
 
-    /// Returns duals, by row of the program.
-    pub fn duals(&self, rows: usize) -> Vec<f64> {
-        let mut duals = vec![0.0; rows];
-        for (row, reduced) in self
-            .row_numbers
-            .iter()
-            .zip(&self.reduced[self.cost.len()..])
-        {
-            duals[*row as usize] = reduced.max(0.0) * self.unit;
-        }
-        duals
+    /// Returns the duals of rows.
+    pub fn duals(&self) -> impl Iterator<Item = f64> {
+        let slacks = self.reduced[self.cost.len()..].iter();
+        slacks.map(|reduced| reduced.max(0.0) * self.unit)
     }
 
-    /// Writes where free variables stand, and the basis.
-    pub fn save(&self, program: &LinearProgram, made: &mut Bounded) {
-        let weight =
-            |number: usize| self.row_of[number].map_or(0.0, |row| self.weights[row as usize]);
-        for (row, number) in self.row_numbers.iter().enumerate() {
-            made.basis.slacks[*number as usize] = weight(self.cost.len() + row);
+    /// Returns where a variable or slack stands.
+    pub fn value(&self, number: usize) -> f64 {
+        match self.row_of[number] {
+            Some(row) => self.values[row as usize].clamp(0.0, self.upper[number]),
+            None if self.is_upper[number] => self.upper[number],
+            None => 0.0,
         }
-        made.point = program
-            .fixed
-            .iter()
-            .map(|fixed| f64::from(u8::from(*fixed == Some(true))))
-            .collect();
-        for (at, x) in self.numbers.iter().enumerate() {
-            made.basis.variables[*x as usize] = weight(at);
-            if program.fixed[*x as usize].is_none() {
-                made.point[*x as usize] = match self.row_of[at] {
-                    Some(row) => self.values[row as usize].clamp(0.0, 1.0),
-                    None => f64::from(u8::from(self.is_upper[at])),
-                };
-            }
+    }
+
+    /// Returns the weights of variables and slacks.
+    pub fn weights(&self) -> Vec<f64> {
+        let mut weights = vec![0.0; self.upper.len()];
+        for (number, weight) in self.basic.iter().zip(&self.weights) {
+            weights[*number as usize] = *weight;
         }
+        weights
     }
 }
 

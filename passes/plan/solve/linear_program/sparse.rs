@@ -32,6 +32,16 @@ impl Sparse {
         }
     }
 
+    /// Returns the same matrix with lines and places exchanged. Places are below `places`.
+    pub fn transposed(&self, places: usize) -> Sparse {
+        let lines = (0..).zip(self.lines());
+        Sparse::new(
+            places,
+            lines
+                .flat_map(|(at, line)| line.iter().map(move |(place, value)| (*place, at, *value))),
+        )
+    }
+
     /// Appends a line.
     pub fn push(&mut self, line: impl IntoIterator<Item = (u32, f64)>) {
         self.items.extend(line);
@@ -45,7 +55,7 @@ impl Sparse {
     }
 
     /// Returns all lines.
-    pub fn lines(&self) -> impl Iterator<Item = &[(u32, f64)]> {
+    pub fn lines(&self) -> impl Iterator<Item = &[(u32, f64)]> + Clone {
         (0..self.ends.len()).map(|at| self.line(at))
     }
 
