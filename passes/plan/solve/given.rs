@@ -19,13 +19,14 @@ pub fn solve_given(problem: &Problem, query: &Query) -> Result<Result<Solution, 
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, query.objective, &query.constraints)?;
     let mut question = Question::new(problem, &dag, query, &before);
-    let own = question.find(query.budget_bytes, false)?;
-    let mut answer = own.as_ref().map(|own| question.answer(own));
+    let mut own = question.find(query.budget_bytes, false)?;
+    let own_answer = own.as_mut().map(|own| question.answer(own));
+    let mut answer = own_answer.transpose()?;
     let is_far = answer.as_ref().is_none_or(|a| a.gap_pct > 100.0 * FAR_GAP);
     if answer.as_ref().is_none_or(|answer| !answer.bound.met)
-        && let Some(better) = steps::smaller(&mut question, own, is_far)?
+        && let Some(mut better) = steps::smaller(&mut question, own, is_far)?
     {
-        answer = Some(question.answer(&better));
+        answer = Some(question.answer(&mut better)?);
     }
     Ok(match answer {
         Some(answer) => Ok(answer),
@@ -59,7 +60,8 @@ pub fn frontier_given(
         query.seeds.extend(known);
         let mut question = Question::new(problem, &dag, &query, &before);
         let found = question.find(budgets[i], false)?;
-        solutions[i] = found.map(|found| question.answer(&found));
+        let answer = found.map(|mut found| question.answer(&mut found));
+        solutions[i] = answer.transpose()?;
         smaller = solutions[i].clone().or(smaller);
     }
     // What fits a smaller budget fits a larger one, so a bound at the larger holds at the smaller.

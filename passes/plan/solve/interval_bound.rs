@@ -16,7 +16,7 @@ mod program;
 use super::compact::Dag;
 use super::linear_program::Bounded;
 use super::local_search::FAR_GAP;
-use super::simulate::Simulation;
+use super::simulate::{Simulation, drop_unread};
 use super::work::Work;
 use program::Program;
 
@@ -35,64 +35,105 @@ const POSITIONS_SHARE: u64 = 4;
 const LEAST_GAIN: f64 = 1e-3;
 const MOST_IDLE: usize = 8;
 
-/// Returns a bound in weight over the cost of running every op once; `above` is what a known plan weighs over that. At least 0.
-/// The limit of `work` is that of one linear program; all together may take [`BRANCH_SHARE`] times that.
-pub fn intervals(dag: &Dag, cap: i64, weight: &[i64], above: i64, work: &mut Work) -> i64 {
-    let Some(first) = fullest(dag, cap) else {
-        return 0;
-    };
-    let (above, total) = (above as f64, dag.total_price as f64);
-    let enough = above - CLOSE_GAP * total;
-    let units = work.limit - work.done;
-    let more = BRANCH_SHARE.saturating_mul(units).min(MOST_BRANCH_UNITS);
-    let begun = work.done;
-    work.limit = begun + more / POSITIONS_SHARE;
-    let program = Program::new(dag, cap, weight, &[first]);
-    let (mut program, made) = add_positions(program, Bounded::default(), enough, units, work);
-    let mut best = made.bound;
-    work.limit = begun + more;
-    if best < enough && above - best < BRANCH_GAP * total {
-        best = best.max(program.branch(made, enough, work));
-    }
-    (best.min(above) as i64 - 1).max(0)
+/// A schedule that a solution calls for keeps what stays by more than one of these shares. Most schedules that are handed on.
+const STARTS: [f64; 3] = [0.25, 0.5, 0.75];
+const MOST_STARTS: usize = 32;
+
+/// The bound, as far as it is proven.
+pub struct Intervals<'a> {
+    program: Program<'a>,
+    made: Bounded,
+    /// Schedules that solutions of the program call for. They may exceed the budget, but not by much, and cost about what is proven.
+    pub starts: Vec<Vec<u32>>,
 }
 
-/// Adds rows and positions while they raise the bound, up to `enough`. Each round takes at most `units` of work. Returns the program
-/// as it was when the bound last rose, and its solution.
-fn add_positions<'a>(
-    mut program: Program<'a>,
-    mut made: Bounded,
-    enough: f64,
-    units: u64,
-    work: &mut Work,
-) -> (Program<'a>, Bounded) {
-    let limit = work.limit;
-    let least_gain = LEAST_GAIN * program.dag.total_price as f64;
-    let mut best: Option<(Program, Bounded)> = None;
-    let mut idle = 0;
-    loop {
-        loop {
-            let before = made.bound;
-            work.limit = work.done + units;
-            made = program.solve_fixing(enough, &made, work);
-            let is_idle = made.bound < before + least_gain;
-            if made.bound >= enough || is_idle || program.tighten(&made.point) == 0 {
-                break;
-            }
-        }
-        let is_better = |best: &(Program, Bounded)| made.bound > best.1.bound + least_gain;
-        idle += 1;
-        if best.as_ref().is_none_or(is_better) {
-            best = Some((program.clone(), made.clone()));
-            idle = 0;
-        }
-        let is_over = made.bound >= enough || work.done > limit || idle == MOST_IDLE;
-        let Some(step) = program.fullest(&made.point).filter(|_| !is_over) else {
-            return best.unwrap_or((program, made));
+impl<'a> Intervals<'a> {
+    /// Adds positions and proves a first bound; `None` if every op can run once. `above` is what a known plan weighs over that.
+    /// The limit of `work` is that of one linear program; all together may take [`BRANCH_SHARE`] times that.
+    pub fn new(
+        dag: &'a Dag,
+        cap: i64,
+        weight: &'a [i64],
+        above: i64,
+        work: &mut Work,
+    ) -> Option<Intervals<'a>> {
+        let units = work.limit - work.done;
+        let more = BRANCH_SHARE.saturating_mul(units).min(MOST_BRANCH_UNITS);
+        let begun = work.done;
+        work.limit = begun + more / POSITIONS_SHARE;
+        let mut made = Intervals {
+            program: Program::new(dag, cap, weight, &[fullest(dag, cap)?]),
+            made: Bounded::default(),
+            starts: Vec::new(),
         };
-        program.add(step);
-        program.extend(&mut made);
+        made.add_positions(enough(dag, above), units, work);
+        work.limit = begun + more;
+        Some(made)
     }
+
+    /// Returns whether the bound is far from what a known plan weighs.
+    pub fn is_open(&self, above: i64) -> bool {
+        self.made.bound < enough(self.program.dag, above)
+    }
+
+    /// Branches where this may close the gap to a known plan. Returns the bound in weight over the cost of running every op once, at
+    /// least 0.
+    pub fn bound(mut self, above: i64, work: &mut Work) -> i64 {
+        let (mut best, dag) = (self.made.bound, self.program.dag);
+        let is_near = above as f64 - best < BRANCH_GAP * dag.total_price as f64;
+        if self.is_open(above) && is_near {
+            best = best.max(self.program.branch(self.made, enough(dag, above), work));
+        }
+        (best.min(above as f64) as i64 - 1).max(0)
+    }
+
+    /// Adds rows and positions while they raise the bound, up to `enough`. Each round takes at most `units` of work. Keeps the program
+    /// as it was when the bound last rose.
+    fn add_positions(&mut self, enough: f64, units: u64, work: &mut Work) {
+        let limit = work.limit;
+        let least_gain = LEAST_GAIN * self.program.dag.total_price as f64;
+        let (mut program, mut made) = (self.program.clone(), self.made.clone());
+        let mut idle = 0;
+        loop {
+            loop {
+                let before = made.bound;
+                work.limit = work.done + units;
+                made = program.solve_fixing(enough, &made, work);
+                let is_idle = made.bound < before + least_gain;
+                if made.bound >= enough || is_idle || program.tighten(&made.point) == 0 {
+                    break;
+                }
+            }
+            for share in STARTS {
+                let mut start = program.schedule(&made.point, share);
+                drop_unread(program.dag, &mut start);
+                if !self.starts.contains(&start) {
+                    self.starts.push(start);
+                }
+            }
+            idle += 1;
+            if self.made.point.is_empty() || made.bound > self.made.bound + least_gain {
+                (self.program, self.made) = (program.clone(), made.clone());
+                idle = 0;
+            }
+            let is_over = made.bound >= enough || work.done > limit || idle == MOST_IDLE;
+            let Some(step) = program.fullest(&made.point).filter(|_| !is_over) else {
+                break;
+            };
+            program.add(step);
+            program.extend(&mut made);
+        }
+        let each = self.starts.len().div_ceil(MOST_STARTS);
+        self.starts = std::mem::take(&mut self.starts)
+            .into_iter()
+            .step_by(each)
+            .collect();
+    }
+}
+
+/// Returns the bound at which the gap to what a plan weighs is narrow.
+fn enough(dag: &Dag, above: i64) -> f64 {
+    above as f64 - CLOSE_GAP * dag.total_price as f64
 }
 
 /// Returns the op that needs the most memory when every op runs once, in the given order; `None` if that fits.

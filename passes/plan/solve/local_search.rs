@@ -11,7 +11,6 @@ use super::work::{Random, WIDE_GAP, Work};
 use super::writer::with_drops;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
 
 /// A search for a cheap schedule within a cap.
 pub struct Search<'a> {
@@ -27,9 +26,6 @@ pub struct Search<'a> {
     /// Whether the answer is known to be the best.
     pub optimal: bool,
 }
-
-/// What a search does.
-type SearchOn<'f> = &'f (dyn Fn(&mut Search) -> Vec<u32> + Sync);
 
 /// Distances of the first cuts; see [`super::cut::Bend`].
 const DISTANCES: [f64; 3] = [0.02, 0.0, 0.3];
@@ -64,9 +60,17 @@ const OTHERS_SHARE: u64 = 6;
 /// side, each with the full amount of work. Only the work of the first counts.
 const STREAMS: u64 = 4;
 
-/// Most rounds of annealing, where the gap is wide even then. Each starts from the best schedule so far; a round that finds no
-/// better one is the last.
-const ANNEALING_ROUNDS: u64 = 3;
+/// Most rounds of annealing, where the gap is wide even then. Each starts from the best schedule so far.
+const ANNEALING_ROUNDS: u64 = 20;
+
+/// They end once a round saves less than this share of the whole cost.
+const LEAST_ROUND: f64 = 1e-3;
+
+/// The repairs that make a schedule fit: distance and noise; see [`Style`].
+const FITS: [(f64, f64); 5] = [(1.0, 0.0), (0.3, 0.0), (0.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
+
+/// Most of the schedules that were made fit are annealed.
+const MOST_ANNEALED: usize = 8;
 
 /// Annealed searches in a round ([`Search::anneal`]). They run side by side.
 const ANNEALED: u64 = 2;
@@ -101,6 +105,72 @@ const DESCENT_DISTANCES: [f64; 3] = [0.0, 0.3, 1.0];
 
 /// Work of an exact search before it gives up.
 pub const EXACT_UNITS: u64 = 20_000_000;
+
+/// Returns the schedule that weighs least, and the first of equals: the answer does not depend on threads.
+fn lightest(dag: &Dag, made: impl IntoIterator<Item = Vec<u32>>) -> Option<Vec<u32>> {
+    made.into_iter().min_by_key(|made| dag.weigh_schedule(made))
+}
+
+/// Runs searches side by side, one from each start. Each has `units` of work and random numbers of its own, from seed `first` on.
+fn side_by_side<T: Send>(
+    (dag, cap): (&Dag, i64),
+    starts: &[Vec<u32>],
+    (first, units): (u64, u64),
+    search_from: impl Fn(&mut Search, &[u32]) -> T + Sync,
+) -> Vec<T> {
+    let seeded: Vec<(u64, &Vec<u32>)> = (first..).zip(starts).collect();
+    let made = seeded.into_par_iter().map(|(seed, start)| {
+        let mut work = Work::new(units);
+        let mut search = Search::new(dag, cap, &mut work);
+        search.random = Random::new(seed);
+        search_from(&mut search, start)
+    });
+    made.collect()
+}
+
+/// Anneals a schedule in rounds, each with `units` of work, while this pays.
+fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: u64) -> Vec<u32> {
+    let total = dag.total_weight as f64;
+    for round in 0..ANNEALING_ROUNDS {
+        let weight = dag.weigh_schedule(&best);
+        if (weight - lower) as f64 <= FAR_GAP * total || dag.turn != NONE {
+            break;
+        }
+        let first = STREAMS + 1 + round * ANNEALED;
+        let starts = vec![best.clone(); ANNEALED as usize];
+        let mut made = side_by_side((dag, cap), &starts, (first, units), |search, start| {
+            search.anneal(start.to_vec(), lower)
+        });
+        made.insert(0, best.clone());
+        best = lightest(dag, made).unwrap_or(best);
+        if ((weight - dag.weigh_schedule(&best)) as f64) < LEAST_ROUND * total {
+            break;
+        }
+    }
+    best
+}
+
+/// Makes schedules fit that do not, and anneals the lightest results. Returns the lightest of these and of `known`, a schedule that
+/// fits. Each takes at most `units` of work.
+pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
+    if dag.turn != NONE {
+        return known;
+    }
+    let lower = dag.total_weight;
+    let fits = side_by_side((dag, cap), starts, (1, units), |search, start| {
+        search.fit(start)
+    });
+    let mut fits: Vec<Vec<u32>> = fits.into_iter().flatten().collect();
+    fits.sort_by_key(|fits| dag.weigh_schedule(fits));
+    fits.dedup();
+    fits.truncate(MOST_ANNEALED);
+    let mut made = side_by_side((dag, cap), &fits, (1, units / 2), |search, start| {
+        search.anneal(start.to_vec(), lower)
+    });
+    made.insert(0, known.clone());
+    let best = lightest(dag, made).unwrap_or(known);
+    anneal_in_rounds(dag, cap, best, lower, units)
+}
 
 impl<'a> Search<'a> {
     /// Builds a search for schedules that peak at `cap` bytes above static at most; it stops at the limit of `work`.
@@ -348,34 +418,28 @@ impl<'a> Search<'a> {
         if !may_stretch || !far(dag.weigh_schedule(&made)) {
             return Some(made);
         }
-        // By weight, and the first of equals: the answer does not depend on threads.
-        let best_of = |made: Vec<u32>, seeds: RangeInclusive<u64>, search: SearchOn| {
-            let others = seeds.into_par_iter().map(|seed| {
-                let mut work = Work::new(fresh);
-                let mut other = Search::new(dag, cap, &mut work);
-                other.random = Random::new(seed);
-                search(&mut other)
-            });
-            let all = std::iter::once(made).chain(others.collect::<Vec<_>>());
-            all.min_by_key(|made| dag.weigh_schedule(made))
-        };
-        let mut best = best_of(made, 2..=STREAMS, &|search| {
-            search.improve(start.clone(), &given, lower)
-        })?;
-        for round in 0..ANNEALING_ROUNDS {
-            let weight = dag.weigh_schedule(&best);
-            if !far(weight) || dag.turn != NONE {
-                break;
-            }
-            let (now, first) = (best.clone(), STREAMS + 1 + round * ANNEALED);
-            best = best_of(best, first..=first + ANNEALED - 1, &|search| {
-                search.anneal(now.clone(), lower)
-            })?;
-            if dag.weigh_schedule(&best) == weight {
-                break;
-            }
-        }
-        Some(best)
+        let starts = vec![start; STREAMS as usize - 1];
+        let mut all = side_by_side((dag, cap), &starts, (2, fresh), |search, start| {
+            search.improve(start.to_vec(), &given, lower)
+        });
+        all.insert(0, made);
+        let best = lightest(dag, all)?;
+        Some(anneal_in_rounds(dag, cap, best, lower, fresh))
+    }
+
+    /// Makes a schedule fit that does not, in a few ways, and returns the lightest result; `None` if none fits.
+    fn fit(&mut self, schedule: &[u32]) -> Option<Vec<u32>> {
+        let made = FITS.map(|(distance, noise)| {
+            let style = Style {
+                noise,
+                fit_repeats: self.fitted > 0.0,
+                rounds: 300,
+                ..Style::plain(distance)
+            };
+            let fits = self.repair(schedule, style, i64::MAX)?;
+            Some(self.prune(fits))
+        });
+        lightest(self.dag, made.into_iter().flatten())
     }
 
     /// Takes out a few repeats of a schedule and drops other values in their place, until the work is spent or the bound is met
@@ -546,5 +610,40 @@ impl<'a> Search<'a> {
         let mut torn: Vec<u32> = rest.map(|(o, _)| *o).collect();
         drop_unread(dag, &mut torn);
         (torn, ops)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::ByOp;
+    use crate::objective::Objective;
+    use crate::testing::{Shape, random_dag};
+
+    #[test]
+    fn what_is_made_fit_is_no_heavier_than_what_is_known() {
+        let mut random = Random::new(11);
+        let (mut tried, mut lighter) = (0, 0);
+        for _ in 0..200 {
+            let problem = random_dag(&mut random, 20, Shape::Training);
+            let dag = Dag::new(&problem, Objective::Cost, &ByOp::default()).unwrap();
+            let given: Vec<u32> = (0..dag.ops() as u32).collect();
+            let mut simulation = Simulation::default();
+            simulation.run(&dag, &given);
+            let cap = simulation.peak * 8 / 10;
+            let mut work = Work::new(1_000_000);
+            let Some(known) = Search::new(&dag, cap, &mut work).any() else {
+                continue;
+            };
+            let weight = dag.weigh_schedule(&known);
+            let starts = [given, known.clone()];
+            let made = fit_all(&dag, cap, &starts, known, 200_000);
+            simulation.run(&dag, &made);
+            assert!(simulation.peak <= cap);
+            assert!(dag.weigh_schedule(&made) <= weight);
+            tried += 1;
+            lighter += usize::from(dag.weigh_schedule(&made) < weight);
+        }
+        assert!(tried > 50 && lighter > 10, "{tried} {lighter}");
     }
 }

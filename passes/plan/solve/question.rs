@@ -4,12 +4,12 @@ use super::answer::{Query, Solution, allowed_seeds};
 use super::bound;
 use super::compact::Dag;
 use super::incremental_liveness::Ledger;
-use super::interval_bound;
-use super::local_search::{FAR_GAP, Search};
+use super::interval_bound::Intervals;
+use super::local_search::{FAR_GAP, Search, fit_all};
 use super::min_peak::{MinPeak, min_peak};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
-use crate::constraint::check_constraints;
+use crate::constraint::{check_constraints, first_violation};
 use crate::index::OpIdx;
 use crate::objective::Objective;
 use crate::problem::Problem;
@@ -149,12 +149,12 @@ impl<'a> Question<'a> {
         *self.bounds.entry(cap).or_insert_with(prove)
     }
 
-    /// Returns a plan with its bound.
-    pub fn answer(&mut self, found: &Found) -> Solution {
+    /// Returns a plan with its bound. Where the search for the bound comes by a better plan, that takes the place of what was found.
+    pub fn answer(&mut self, found: &mut Found) -> Result<Solution> {
         let (dag, objective) = (self.dag, self.query.objective);
         let cap = self.cap(self.query.budget_bytes).unwrap_or(0);
         let price = self.bound(cap).unwrap_or(0);
-        let price = price.max(self.joint_price(cap, found, price));
+        let price = price.max(self.joint_price(cap, found, price)?);
         self.bounds.insert(cap, Some(price));
         let more = price as f64 * dag.unit;
         let more = match objective {
@@ -166,7 +166,7 @@ impl<'a> Question<'a> {
             lower = objective.of(&found.score);
         }
         let plan = (found.schedule.clone(), found.score.clone());
-        Solution::new(plan, lower, objective, self.before)
+        Ok(Solution::new(plan, lower, objective, self.before))
     }
 
     /// Returns the cost of a plan over running every op once, in weight.
@@ -176,12 +176,13 @@ impl<'a> Question<'a> {
         (more / self.dag.unit.max(f64::MIN_POSITIVE)) as i64
     }
 
-    /// Returns a bound of several positions, where `price`, a known bound, leaves a wide gap and more than a first plan was asked for.
-    fn joint_price(&self, cap: i64, found: &Found, price: i64) -> i64 {
+    /// Returns a bound of several positions, where `price`, a known bound, leaves a wide gap and more than a first plan was asked for;
+    /// otherwise 0.
+    fn joint_price(&self, cap: i64, found: &mut Found, price: i64) -> Result<i64> {
         let (dag, above) = (self.dag, self.above(found));
         let is_wide = (above - price) as f64 > WIDE_GAP * dag.total_price as f64;
         if found.optimal || self.query.effort == Effort::First || !is_wide {
-            return 0;
+            return Ok(0);
         }
         let mut units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
         let is_far = |price: i64| (above - price) as f64 > FAR_GAP * dag.total_price as f64;
@@ -192,16 +193,41 @@ impl<'a> Question<'a> {
         let several =
             multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut work).unwrap_or(0);
         if !is_far(several.max(price)) {
-            return several;
+            return Ok(several);
         }
         let units = match self.query.effort {
             Effort::Units(n) => n,
             _ => INTERVAL_UNITS.min(INTERVAL_UNITS_AN_OP * dag.ops() as u64),
         };
         let mut work = Work::new(units);
-        several.max(interval_bound::intervals(
-            dag, cap, &dag.price, above, &mut work,
-        ))
+        let Some(intervals) = Intervals::new(dag, cap, &dag.price, above, &mut work) else {
+            return Ok(several);
+        };
+        if intervals.is_open(above) {
+            self.improve(found, cap, &intervals.starts, units / 2)?;
+        }
+        Ok(several.max(intervals.bound(self.above(found), &mut work)))
+    }
+
+    /// Looks for a better plan among schedules that may exceed the budget; each takes `units` of work.
+    fn improve(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>], units: u64) -> Result<()> {
+        let (dag, problem, query) = (self.dag, self.problem, self.query);
+        let known = dag.from_problem(&found.schedule);
+        let made = fit_all(dag, cap, starts, known, units);
+        let schedule = problem.unfold(&dag.op_in_problem, &made);
+        let score = evaluate(problem, &schedule)?;
+        let is_allowed = query.constraints.is_empty()
+            || first_violation(problem, &schedule, &query.constraints).is_none();
+        // Views that are read late can keep a little more than the reduced form sees.
+        let fits = score.peak_bytes <= query.budget_bytes;
+        if fits && is_allowed && query.objective.prefers(&score, &found.score) {
+            *found = Found {
+                schedule,
+                score,
+                optimal: false,
+            };
+        }
+        Ok(())
     }
 }
 

@@ -5,12 +5,13 @@ use super::compact::{Dag, NONE};
 use super::cut::{Bend, Cut, Scene};
 use super::exact::{Outcome, exact};
 use super::incremental_liveness::{Ledger, prune};
+use super::interval_bound::Intervals;
 use super::local_search::Search;
 use super::min_peak::min_peak;
 use super::question::{Question, next_multiple};
 use super::simulate::{Simulation, drop_unread};
 use super::work::{Effort, Random, Work};
-use super::{bound, frontier, interval_bound, multi_cut_bound, solve};
+use super::{bound, frontier, multi_cut_bound, solve};
 use crate::constraint::{Constraint, first_violation};
 use crate::index::{ByOp, OpIdx, ValueIdx};
 use crate::objective::Objective;
@@ -211,7 +212,8 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
         // Not limited by the cost of the best plan, so that a bound above it shows.
         let mut work = Work::new(600_000);
         let far = above + 2 * dag.total_price;
-        let repeated = interval_bound::intervals(&dag, cap as i64, &dag.price, far, &mut work);
+        let repeated = Intervals::new(&dag, cap as i64, &dag.price, far, &mut work)
+            .map_or(0, |made| made.bound(far, &mut work));
         let lower = before.cost + repeated as f64 * dag.unit;
         assert!(lower <= best.cost + 1e-9, "{n}: {lower} {}", best.cost);
         counted += (repeated > several + dag.total_price / 1000) as usize;

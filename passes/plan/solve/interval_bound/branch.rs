@@ -391,7 +391,7 @@ mod tests {
     use crate::objective::Objective;
     use crate::solve::compact::Dag;
     use crate::solve::exact::{Outcome, exact};
-    use crate::solve::interval_bound::intervals;
+    use crate::solve::interval_bound::Intervals;
     use crate::solve::local_search::FAR_GAP;
     use crate::solve::simulate::Simulation;
     use crate::solve::work::Random;
@@ -459,7 +459,9 @@ mod tests {
             };
             for share in [1.0, 1.02, 1.05, 1.5] {
                 let above = (best * share) as i64;
-                let bound = intervals(&dag, cap, &dag.weight, above, &mut Work::new(100_000));
+                let mut work = Work::new(100_000);
+                let made = Intervals::new(&dag, cap, &dag.weight, above, &mut work);
+                let bound = made.map_or(0, |made| made.bound(above, &mut work));
                 assert!(bound as f64 <= best, "{n}: {bound} {best}");
                 let gap = (above - bound) as f64 / dag.total_price as f64;
                 closed += usize::from(share < 1.1 && gap <= FAR_GAP);

@@ -355,9 +355,9 @@ impl<'a> Program<'a> {
         self.program.at_least(0.0, terms);
     }
 
-    /// Builds a schedule that keeps at each position what `point` keeps, and recomputes missing values just before they are read.
-    /// Returns the op whose first run exceeds the budget most, among those that are not positions yet; `None` if none exceeds it.
-    pub(super) fn fullest(&self, point: &[f64]) -> Option<usize> {
+    /// Builds a schedule that keeps at each position what `point` keeps by more than a share, and recomputes missing values just
+    /// before they are read. It may exceed the budget.
+    pub(super) fn schedule(&self, point: &[f64], share: f64) -> Vec<u32> {
         let dag = self.dag;
         let mut there = vec![false; dag.values()];
         for v in &dag.placeholders {
@@ -373,7 +373,7 @@ impl<'a> Program<'a> {
             let stays = |state: &State| match state {
                 State::Absent => false,
                 State::Pinned => true,
-                State::Choice(x) => point.get(*x as usize).is_some_and(|x| *x > 0.5),
+                State::Choice(x) => point.get(*x as usize).is_some_and(|x| *x > share),
             };
             for (v, state) in states.into_iter().flatten().enumerate() {
                 if stays(state) && dag.maker[v] != o {
@@ -388,9 +388,16 @@ impl<'a> Program<'a> {
                 there = states.iter().map(stays).collect();
             }
         }
+        schedule
+    }
+
+    /// Returns the op whose first run exceeds the budget most in the schedule of a solution, among those that are not positions yet;
+    /// `None` if none exceeds it.
+    pub(super) fn fullest(&self, point: &[f64]) -> Option<usize> {
+        let schedule = self.schedule(point, 0.5);
         let mut simulation = Simulation::default();
-        simulation.run(dag, &schedule);
-        let firsts = first_runs(dag, &schedule);
+        simulation.run(self.dag, &schedule);
+        let firsts = first_runs(self.dag, &schedule);
         let is_new = |t: usize| firsts[t] && !self.positions.contains(&(schedule[t] as usize));
         let full = (0..schedule.len()).filter(|t| is_new(*t) && simulation.live[*t] > self.cap);
         let fullest = full.max_by_key(|t| (simulation.live[*t], *t));
