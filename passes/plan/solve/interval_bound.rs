@@ -43,6 +43,8 @@ const MOST_STARTS: usize = 32;
 pub struct Intervals<'a> {
     program: Program<'a>,
     made: Bounded,
+    /// The best bound.
+    best: f64,
     /// Schedules that solutions of the program call for. They may exceed the budget, but not by much, and cost about what is proven.
     pub starts: Vec<Vec<u32>>,
 }
@@ -64,6 +66,7 @@ impl<'a> Intervals<'a> {
         let mut made = Intervals {
             program: Program::new(dag, cap, weight, &[fullest(dag, cap)?]),
             made: Bounded::default(),
+            best: 0.0,
             starts: Vec::new(),
         };
         made.add_positions(enough(dag, above), units, work);
@@ -71,20 +74,18 @@ impl<'a> Intervals<'a> {
         Some(made)
     }
 
-    /// Returns whether the bound is far from what a known plan weighs.
-    pub fn is_open(&self, above: i64) -> bool {
-        self.made.bound < enough(self.program.dag, above)
-    }
-
-    /// Branches where this may close the gap to a known plan. Returns the bound in weight over the cost of running every op once, at
-    /// least 0.
-    pub fn bound(mut self, above: i64, work: &mut Work) -> i64 {
-        let (mut best, dag) = (self.made.bound, self.program.dag);
-        let is_near = above as f64 - best < BRANCH_GAP * dag.total_price as f64;
-        if self.is_open(above) && is_near {
-            best = best.max(self.program.branch(self.made, enough(dag, above), work));
+    /// Branches where this may close the gap to a known plan, and work is left. Returns the bound in weight over the cost of running every
+    /// op once, at least 0.
+    pub fn bound(&mut self, above: i64, work: &mut Work) -> i64 {
+        let total = self.program.dag.total_price as f64;
+        let enough = enough(self.program.dag, above);
+        let is_near = above as f64 - self.best < BRANCH_GAP * total;
+        if self.best < enough && is_near && !work.spent() {
+            // Branching makes the program larger. Where a better plan is found after it, the small one is a better start.
+            let (mut program, made) = (self.program.clone(), self.made.clone());
+            self.best = self.best.max(program.branch(made, enough, work));
         }
-        (best.min(above as f64) as i64 - 1).max(0)
+        (self.best.min(above as f64) as i64 - 1).max(0)
     }
 
     /// Adds rows and positions while they raise the bound, up to `enough`. Each round takes at most `units` of work. Keeps the program
@@ -123,6 +124,7 @@ impl<'a> Intervals<'a> {
             program.add(step);
             program.extend(&mut made);
         }
+        self.best = self.made.bound;
         let each = self.starts.len().div_ceil(MOST_STARTS);
         self.starts = std::mem::take(&mut self.starts)
             .into_iter()

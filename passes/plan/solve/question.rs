@@ -200,16 +200,22 @@ impl<'a> Question<'a> {
             _ => INTERVAL_UNITS.min(INTERVAL_UNITS_AN_OP * dag.ops() as u64),
         };
         let mut work = Work::new(units);
-        let Some(intervals) = Intervals::new(dag, cap, &dag.price, above, &mut work) else {
+        let Some(mut intervals) = Intervals::new(dag, cap, &dag.price, above, &mut work) else {
             return Ok(several);
         };
-        if intervals.is_open(above) {
+        // Many gaps are soon closed. Where one is not, a better plan saves more work than it takes to find.
+        let limit = work.limit;
+        work.limit = work.done + limit.saturating_sub(work.done) / FIRST_SHARE;
+        let mut bound = several.max(intervals.bound(above, &mut work));
+        if is_far(bound) {
             self.improve(found, cap, &intervals.starts, units / 2)?;
+            work.limit = limit;
+            bound = bound.max(intervals.bound(self.above(found), &mut work));
         }
-        Ok(several.max(intervals.bound(self.above(found), &mut work)))
+        Ok(bound)
     }
 
-    /// Looks for a better plan among schedules that may exceed the budget; each takes `units` of work.
+    /// Looks for a better plan near schedules that may exceed the budget; each takes `units` of work.
     fn improve(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>], units: u64) -> Result<()> {
         let (dag, problem, query) = (self.dag, self.problem, self.query);
         let known = dag.from_problem(&found.schedule);
@@ -257,6 +263,8 @@ const JOINT_UNITS: u64 = 80_000_000;
 /// Most work of the bound of intervals, which is asked where the gap is above [`FAR_GAP`]; on small problems so much for each op.
 const INTERVAL_UNITS: u64 = 800_000_000;
 const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
+/// The bound of intervals takes this part of its work before a better plan is looked for.
+const FIRST_SHARE: u64 = 6;
 /// Additional units of work of the bound of several positions, for each op of the reduced problem.
 pub const JOINT_UNITS_AN_OP: u64 = 3_000;
 

@@ -213,7 +213,7 @@ fn plans_fit_bounds_hold_and_small_problems_are_solved() {
         let mut work = Work::new(600_000);
         let far = above + 2 * dag.total_price;
         let repeated = Intervals::new(&dag, cap as i64, &dag.price, far, &mut work)
-            .map_or(0, |made| made.bound(far, &mut work));
+            .map_or(0, |mut made| made.bound(far, &mut work));
         let lower = before.cost + repeated as f64 * dag.unit;
         assert!(lower <= best.cost + 1e-9, "{n}: {lower} {}", best.cost);
         counted += (repeated > several + dag.total_price / 1000) as usize;

@@ -461,7 +461,7 @@ mod tests {
                 let above = (best * share) as i64;
                 let mut work = Work::new(100_000);
                 let made = Intervals::new(&dag, cap, &dag.weight, above, &mut work);
-                let bound = made.map_or(0, |made| made.bound(above, &mut work));
+                let bound = made.map_or(0, |mut made| made.bound(above, &mut work));
                 assert!(bound as f64 <= best, "{n}: {bound} {best}");
                 let gap = (above - bound) as f64 / dag.total_price as f64;
                 closed += usize::from(share < 1.1 && gap <= FAR_GAP);
