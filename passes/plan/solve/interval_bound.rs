@@ -7,7 +7,8 @@
 //! The first position is where the given order needs the most memory. Then:
 //!
 //! 1. Rows that the last solution violates are added ([`Program::tighten`]), and a schedule is built from the solution. If first runs
-//!    in it exceed the budget, the one that needs the most memory becomes a position too. This goes on while the bound rises.
+//!    in it exceed the budget, one of them becomes a position too: while the gap is wide, the one that takes the most by itself and so
+//!    leaves the least room; then the one at which the most is there. This goes on while the bound rises.
 //! 2. The number of repeats of an op, or of all ops of one weight, is fixed from below and above ([`branch`]).
 
 mod branch;
@@ -35,7 +36,7 @@ const POSITIONS_SHARE: u64 = 4;
 const LEAST_GAIN: f64 = 1e-3;
 const MOST_IDLE: usize = 8;
 
-/// A schedule that a solution calls for keeps what stays by more than one of these shares. Most schedules that are handed on.
+/// A schedule that a solution calls for keeps what stays by more than one of these shares. At most so many schedules are handed on.
 const STARTS: [f64; 3] = [0.25, 0.5, 0.75];
 const MOST_STARTS: usize = 32;
 
@@ -69,7 +70,7 @@ impl<'a> Intervals<'a> {
             best: 0.0,
             starts: Vec::new(),
         };
-        made.add_positions(enough(dag, above), units, work);
+        made.add_positions(above, units, work);
         work.limit = begun + more;
         Some(made)
     }
@@ -77,10 +78,8 @@ impl<'a> Intervals<'a> {
     /// Branches where this may close the gap to a known plan, and work is left. Returns the bound in weight over the cost of running every
     /// op once, at least 0.
     pub fn bound(&mut self, above: i64, work: &mut Work) -> i64 {
-        let total = self.program.dag.total_price as f64;
         let enough = enough(self.program.dag, above);
-        let is_near = above as f64 - self.best < BRANCH_GAP * total;
-        if self.best < enough && is_near && !work.spent() {
+        if self.best < enough && self.is_near(above) && !work.spent() {
             // Branching makes the program larger. Where a better plan is found after it, the small one is a better start.
             let (mut program, made) = (self.program.clone(), self.made.clone());
             self.best = self.best.max(program.branch(made, enough, work));
@@ -88,10 +87,16 @@ impl<'a> Intervals<'a> {
         (self.best.min(above as f64) as i64 - 1).max(0)
     }
 
-    /// Adds rows and positions while they raise the bound, up to `enough`. Each round takes at most `units` of work. Keeps the program
-    /// as it was when the bound last rose.
-    fn add_positions(&mut self, enough: f64, units: u64, work: &mut Work) {
+    /// Returns whether branching may close the gap to a known plan.
+    fn is_near(&self, above: i64) -> bool {
+        above as f64 - self.best < BRANCH_GAP * self.program.dag.total_price as f64
+    }
+
+    /// Adds rows and positions while they raise the bound, until it is close to `above`. Each round takes at most `units` of work. Keeps
+    /// the program as it was when the bound last rose.
+    fn add_positions(&mut self, above: i64, units: u64, work: &mut Work) {
         let limit = work.limit;
+        let enough = enough(self.program.dag, above);
         let least_gain = LEAST_GAIN * self.program.dag.total_price as f64;
         let (mut program, mut made) = (self.program.clone(), self.made.clone());
         let mut idle = 0;
@@ -115,16 +120,18 @@ impl<'a> Intervals<'a> {
             idle += 1;
             if self.made.point.is_empty() || made.bound > self.made.bound + least_gain {
                 (self.program, self.made) = (program.clone(), made.clone());
+                self.best = made.bound;
                 idle = 0;
             }
             let is_over = made.bound >= enough || work.done > limit || idle == MOST_IDLE;
-            let Some(step) = program.fullest(&made.point).filter(|_| !is_over) else {
+            let is_wide = !self.is_near(above);
+            let step = program.fullest(&made.point, is_wide);
+            let Some(step) = step.filter(|_| !is_over) else {
                 break;
             };
             program.add(step);
             program.extend(&mut made);
         }
-        self.best = self.made.bound;
         let each = self.starts.len().div_ceil(MOST_STARTS);
         self.starts = std::mem::take(&mut self.starts)
             .into_iter()

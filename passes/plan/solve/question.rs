@@ -204,20 +204,24 @@ impl<'a> Question<'a> {
             return Ok(several);
         };
         // Many gaps are soon closed. Where one is not, a better plan saves more work than it takes to find.
-        let limit = work.limit;
-        work.limit = work.done + limit.saturating_sub(work.done) / FIRST_SHARE;
+        let units = work.limit.saturating_sub(work.done);
+        work.limit = work.done + units / FIRST_SHARE;
         let mut bound = several.max(intervals.bound(above, &mut work));
         if is_far(bound) {
-            self.improve(found, cap, &intervals.starts, units / 2)?;
-            work.limit = limit;
+            self.improve(found, cap, &intervals.starts)?;
+            work.limit = work.done + units;
             bound = bound.max(intervals.bound(self.above(found), &mut work));
         }
         Ok(bound)
     }
 
-    /// Looks for a better plan near schedules that may exceed the budget; each takes `units` of work.
-    fn improve(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>], units: u64) -> Result<()> {
+    /// Looks for a better plan near schedules that may exceed the budget, unless the work is limited to a number of units.
+    fn improve(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>]) -> Result<()> {
         let (dag, problem, query) = (self.dag, self.problem, self.query);
+        if matches!(query.effort, Effort::Units(_)) {
+            return Ok(());
+        }
+        let units = IMPROVE_UNITS.min(IMPROVE_UNITS_AN_OP * dag.ops() as u64);
         let known = dag.from_problem(&found.schedule);
         let made = fit_all(dag, cap, starts, known, units);
         let schedule = problem.unfold(&dag.op_in_problem, &made);
@@ -263,6 +267,9 @@ const JOINT_UNITS: u64 = 80_000_000;
 /// Most work of the bound of intervals, which is asked where the gap is above [`FAR_GAP`]; on small problems so much for each op.
 const INTERVAL_UNITS: u64 = 800_000_000;
 const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
+/// Most work on each schedule near which a better plan is looked for; on small problems so much for each op.
+const IMPROVE_UNITS: u64 = 400_000_000;
+const IMPROVE_UNITS_AN_OP: u64 = 750_000;
 /// The bound of intervals takes this part of its work before a better plan is looked for.
 const FIRST_SHARE: u64 = 6;
 /// Additional units of work of the bound of several positions, for each op of the reduced problem.

@@ -6,7 +6,8 @@
 //! search ends where a bound proves that nothing smaller is cheaper. With plans near the bound that is at once. The work is
 //! limited, so on large problems with wide gaps the guarantee can lapse. Where the plan asked for is within
 //! [`FAR_GAP`](super::local_search::FAR_GAP) of its bound, each smaller budget gets one search. A plan that is asked for there may
-//! then be cheaper, by at most that gap.
+//! then be cheaper, by at most that gap. Where the gap is wider, a plan that is asked for may also start from solutions of the linear
+//! program behind its bound ([`Question::answer`]). Smaller budgets get no such plans here, because each takes up to a minute.
 
 use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;

@@ -365,7 +365,8 @@ impl Program<'_> {
             } else {
                 if parent.made.point.len() == self.program.columns() {
                     let mut all = iter::once(&parent).chain(&open);
-                    let Some(step) = all.find_map(|branch| self.fullest(&branch.made.point)) else {
+                    let Some(step) = all.find_map(|branch| self.fullest(&branch.made.point, false))
+                    else {
                         return bound;
                     };
                     self.add(step);
@@ -472,7 +473,7 @@ mod tests {
             let mut work = Work::new(400_000);
             let mut made = program.solve_fixing(enough, &Bounded::default(), &mut work);
             while !chosen.is_empty() {
-                let Some(step) = program.fullest(&made.point) else {
+                let Some(step) = program.fullest(&made.point, added % 2 > 0) else {
                     break;
                 };
                 let before = made.bound;

@@ -391,16 +391,20 @@ impl<'a> Program<'a> {
         schedule
     }
 
-    /// Returns the op whose first run exceeds the budget most in the schedule of a solution, among those that are not positions yet;
-    /// `None` if none exceeds it.
-    pub(super) fn fullest(&self, point: &[f64]) -> Option<usize> {
+    /// Returns an op whose first run exceeds the budget in the schedule of a solution, among those that are not positions yet: the one
+    /// that takes the most by itself, or the one at which the most is there. `None` if none exceeds it.
+    pub(super) fn fullest(&self, point: &[f64], by_itself: bool) -> Option<usize> {
         let schedule = self.schedule(point, 0.5);
         let mut simulation = Simulation::default();
         simulation.run(self.dag, &schedule);
         let firsts = first_runs(self.dag, &schedule);
         let is_new = |t: usize| firsts[t] && !self.positions.contains(&(schedule[t] as usize));
         let full = (0..schedule.len()).filter(|t| is_new(*t) && simulation.live[*t] > self.cap);
-        let fullest = full.max_by_key(|t| (simulation.live[*t], *t));
+        let own = |t: usize| match by_itself {
+            true => self.dag.least_bytes(schedule[t]),
+            false => 0,
+        };
+        let fullest = full.max_by_key(|t| (own(*t), simulation.live[*t], *t));
         fullest.map(|t| schedule[t] as usize)
     }
 
