@@ -7,8 +7,8 @@
 //! The first position is where the given order needs the most memory. Then:
 //!
 //! 1. Rows that the last solution violates are added ([`Program::tighten`]), and a schedule is built from the solution. If first runs
-//!    in it exceed the budget, one of them becomes a position too: while the gap is wide, the one that takes the most by itself and so
-//!    leaves the least room; then the one at which the most is there. This goes on while the bound rises.
+//!    in it exceed the budget, one of them becomes a position too. While the gap is wide, this is the op with the largest working set,
+//!    which leaves the least room for other values; later it is the step with the most bytes. Positions are added while the bound rises.
 //! 2. The number of repeats of an op, or of all ops of one weight, is fixed from below and above ([`branch`]).
 
 mod branch;
@@ -36,8 +36,9 @@ const POSITIONS_SHARE: u64 = 4;
 const LEAST_GAIN: f64 = 1e-3;
 const MOST_IDLE: usize = 8;
 
-/// A schedule that a solution calls for keeps what stays by more than one of these shares. At most so many schedules are handed on.
+/// A solution keeps fractions of values. A schedule made from it keeps values whose fraction exceeds one of these shares.
 const STARTS: [f64; 3] = [0.25, 0.5, 0.75];
+/// Most of these schedules from which the search for a better plan starts.
 const MOST_STARTS: usize = 32;
 
 /// The bound, as far as it is proven.
@@ -46,7 +47,7 @@ pub struct Intervals<'a> {
     made: Bounded,
     /// The best bound.
     best: f64,
-    /// Schedules that solutions of the program call for. They may exceed the budget, but not by much, and cost about what is proven.
+    /// Schedules made from solutions of the program. They cost about as much as the bound, and may exceed the budget.
     pub starts: Vec<Vec<u32>>,
 }
 
@@ -124,9 +125,10 @@ impl<'a> Intervals<'a> {
                 idle = 0;
             }
             let is_over = made.bound >= enough || work.done > limit || idle == MOST_IDLE;
-            let is_wide = !self.is_near(above);
-            let step = program.fullest(&made.point, is_wide);
-            let Some(step) = step.filter(|_| !is_over) else {
+            if is_over {
+                break;
+            }
+            let Some(step) = program.fullest(&made.point, !self.is_near(above)) else {
                 break;
             };
             program.add(step);

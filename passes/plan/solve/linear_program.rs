@@ -158,7 +158,7 @@ impl LinearProgram {
         }
     }
 
-    /// Returns the method for a part, started from the last basis.
+    /// Sets up the dual simplex method for a part. It starts from the last basis.
     fn simplex(&self, part: &Part, basis: &Basis) -> Simplex {
         let mut rows = Sparse::default();
         let mut least = Vec::new();
@@ -192,7 +192,7 @@ impl LinearProgram {
         Simplex::new(program, unit, &weights)
     }
 
-    /// Takes over where the method ended: the point and the basis.
+    /// Copies the method's last point and basis into `made`.
     fn save(&self, part: &Part, simplex: &Simplex, made: &mut Bounded) {
         let weights = simplex.weights();
         let (variables, slacks) = weights.split_at(part.variables.len());

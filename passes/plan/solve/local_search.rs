@@ -106,9 +106,14 @@ const DESCENT_DISTANCES: [f64; 3] = [0.0, 0.3, 1.0];
 /// Work of an exact search before it gives up.
 pub const EXACT_UNITS: u64 = 20_000_000;
 
-/// Returns the schedule that weighs least, and the first of equals: the answer does not depend on threads.
-fn lightest(dag: &Dag, made: impl IntoIterator<Item = Vec<u32>>) -> Option<Vec<u32>> {
-    made.into_iter().min_by_key(|made| dag.weigh_schedule(made))
+/// Returns the lightest of a schedule and others; of equals the first, so that the answer does not depend on threads.
+fn lightest(dag: &Dag, first: Vec<u32>, others: Vec<Vec<u32>>) -> Vec<u32> {
+    others.into_iter().fold(first, |best, other| {
+        match dag.weigh_schedule(&other) < dag.weigh_schedule(&best) {
+            true => other,
+            false => best,
+        }
+    })
 }
 
 /// Runs searches side by side, one from each start. Each has `units` of work and random numbers of its own, from seed `first` on.
@@ -138,11 +143,10 @@ fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: 
         }
         let first = STREAMS + 1 + round * ANNEALED;
         let starts = vec![best.clone(); ANNEALED as usize];
-        let mut made = side_by_side((dag, cap), &starts, (first, units), |search, start| {
+        let made = side_by_side((dag, cap), &starts, (first, units), |search, start| {
             search.anneal(start.to_vec(), lower)
         });
-        made.insert(0, best.clone());
-        best = lightest(dag, made).unwrap_or(best);
+        best = lightest(dag, best, made);
         if ((weight - dag.weigh_schedule(&best)) as f64) < LEAST_ROUND * total {
             break;
         }
@@ -150,8 +154,8 @@ fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: 
     best
 }
 
-/// Makes schedules fit that do not, and anneals the lightest results. Returns the lightest of these and of `known`, a schedule that
-/// fits. Each takes at most `units` of work.
+/// Repairs schedules that exceed the cap and anneals the lightest results. Returns the lightest schedule of all, `known` included, which
+/// fits already. Each repair takes at most `units` of work.
 pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
     if dag.turn != NONE {
         return known;
@@ -164,11 +168,10 @@ pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units:
     fits.sort_by_key(|fits| dag.weigh_schedule(fits));
     fits.dedup();
     fits.truncate(MOST_ANNEALED);
-    let mut made = side_by_side((dag, cap), &fits, (1, units / 2), |search, start| {
+    let made = side_by_side((dag, cap), &fits, (1, units / 2), |search, start| {
         search.anneal(start.to_vec(), lower)
     });
-    made.insert(0, known.clone());
-    let best = lightest(dag, made).unwrap_or(known);
+    let best = lightest(dag, known, made);
     anneal_in_rounds(dag, cap, best, lower, units)
 }
 
@@ -419,15 +422,14 @@ impl<'a> Search<'a> {
             return Some(made);
         }
         let starts = vec![start; STREAMS as usize - 1];
-        let mut all = side_by_side((dag, cap), &starts, (2, fresh), |search, start| {
+        let others = side_by_side((dag, cap), &starts, (2, fresh), |search, start| {
             search.improve(start.to_vec(), &given, lower)
         });
-        all.insert(0, made);
-        let best = lightest(dag, all)?;
+        let best = lightest(dag, made, others);
         Some(anneal_in_rounds(dag, cap, best, lower, fresh))
     }
 
-    /// Makes a schedule fit that does not, in a few ways, and returns the lightest result; `None` if none fits.
+    /// Repairs a schedule that exceeds the cap in a few ways and returns the lightest result; `None` if all repairs fail.
     fn fit(&mut self, schedule: &[u32]) -> Option<Vec<u32>> {
         let made = FITS.map(|(distance, noise)| {
             let style = Style {
@@ -439,7 +441,8 @@ impl<'a> Search<'a> {
             let fits = self.repair(schedule, style, i64::MAX)?;
             Some(self.prune(fits))
         });
-        lightest(self.dag, made.into_iter().flatten())
+        let made = made.into_iter().flatten();
+        made.min_by_key(|made| self.dag.weigh_schedule(made))
     }
 
     /// Takes out a few repeats of a schedule and drops other values in their place, until the work is spent or the bound is met

@@ -215,7 +215,8 @@ impl<'a> Question<'a> {
         Ok(bound)
     }
 
-    /// Looks for a better plan near schedules that may exceed the budget, unless the work is limited to a number of units.
+    /// Searches for a better plan from these starts, which may exceed the budget. Does nothing if the query limits the work to a number of
+    /// units.
     fn improve(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>]) -> Result<()> {
         let (dag, problem, query) = (self.dag, self.problem, self.query);
         if matches!(query.effort, Effort::Units(_)) {
@@ -267,7 +268,7 @@ const JOINT_UNITS: u64 = 80_000_000;
 /// Most work of the bound of intervals, which is asked where the gap is above [`FAR_GAP`]; on small problems so much for each op.
 const INTERVAL_UNITS: u64 = 800_000_000;
 const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
-/// Most work on each schedule near which a better plan is looked for; on small problems so much for each op.
+/// Most work on each start of the search for a better plan; on small problems it is proportional to the number of ops.
 const IMPROVE_UNITS: u64 = 400_000_000;
 const IMPROVE_UNITS_AN_OP: u64 = 750_000;
 /// The bound of intervals takes this part of its work before a better plan is looked for.

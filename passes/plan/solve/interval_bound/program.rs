@@ -355,8 +355,8 @@ impl<'a> Program<'a> {
         self.program.at_least(0.0, terms);
     }
 
-    /// Builds a schedule that keeps at each position what `point` keeps by more than a share, and recomputes missing values just
-    /// before they are read. It may exceed the budget.
+    /// Builds a schedule that keeps, at each position, the values whose fraction in `point` exceeds `share`. Other values are recomputed
+    /// just before they are read. The schedule may exceed the budget.
     pub(super) fn schedule(&self, point: &[f64], share: f64) -> Vec<u32> {
         let dag = self.dag;
         let mut there = vec![false; dag.values()];
