@@ -6,12 +6,12 @@
 //!
 //! The first position is where the given order needs the most memory. Then:
 //!
-//! 1. Rows that the last solution violates are added ([`Program::tighten`]), and a schedule is built from the solution. If first runs
-//!    in it exceed the budget, one of them becomes a position too. While the gap is wide, this is the op with the largest working set,
-//!    which leaves the least room for other values; later it is the step with the most bytes. Positions are added while the bound rises.
+//! 1. Rows that the last solution violates are added ([`Program::tighten`]), and another op becomes a position
+//!    ([`Program::next_position`]), while this raises the bound.
 //! 2. The number of repeats of an op, or of all ops of one weight, is fixed from below and above ([`branch`]).
 
 mod branch;
+mod position;
 mod program;
 
 use super::compact::Dag;
@@ -128,7 +128,7 @@ impl<'a> Intervals<'a> {
             if is_over {
                 break;
             }
-            let Some(step) = program.fullest(&made.point, !self.is_near(above)) else {
+            let Some(step) = program.next_position(&made.point, !self.is_near(above)) else {
                 break;
             };
             program.add(step);

@@ -1,6 +1,6 @@
 //! Branch and bound. How often ops run again is a whole number, for an op and for all ops of one weight together, and a value stays at
-//! a position or it does not. Such a number is fixed from above in one branch and from below in the other; the branch with the
-//! lowest bound is divided next. Every schedule is in some branch, so the lowest bound of the open branches holds for all. If
+//! a position or it does not. Such a number is fixed from above in one branch and from below in the other; the branches with the
+//! lowest bounds are divided next. Every schedule is in some branch, so the lowest bound of the open branches holds for all. If
 //! nothing is left to decide in a branch, or the bound no longer rises, a position is added.
 
 use super::program::Program;
@@ -10,7 +10,6 @@ use crate::solve::work::Work;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
-use std::iter;
 use std::sync::Arc;
 
 /// Most work on the program of a branch.
@@ -23,7 +22,7 @@ const LEAST_SCORE: f64 = 1e-4;
 const LEAST_RISE: f64 = 0.01;
 const PATIENCE_SHARE: u64 = 12;
 
-/// Most work on each part of a group that is tried, and the groups that are tried at a time.
+/// Most work on each part of a group that is tried, and how many groups are tried or branches are divided at a time.
 const PROBE_UNITS: u64 = 10_000_000;
 const TOGETHER: usize = 4;
 
@@ -270,7 +269,7 @@ impl Program<'_> {
 
     /// Divides a branch by the group for which this raises the bound most. Where this is not known, it is tried, until the last
     /// [`LOOKAHEAD`] groups of a kind were no better ("reliability branching"; Achterberg, Koch and Martin, "Branching rules revisited",
-    /// 2005). Returns `None` if all numbers are whole.
+    /// 2005). The programs of the two parts may not be solved to the end. Returns `None` if all numbers are whole.
     fn divide_best(
         &self,
         parent: &Branch,
@@ -318,10 +317,7 @@ impl Program<'_> {
             }
         }
         let (_, group, parts) = best?;
-        let mut parts =
-            parts.or_else(|| self.divide(parent, &[group], enough, gains, work).pop())?;
-        self.solve_branches(&mut parts, BRANCH_UNITS, enough, work);
-        Some(parts)
+        parts.or_else(|| self.divide(parent, &[group], enough, gains, work).pop())
     }
 
     /// Returns a bound, at most `enough`. Starts from `made`, the last solution of the program.
@@ -342,13 +338,11 @@ impl Program<'_> {
             fixed: self.program.fixed.clone(),
         }];
         loop {
-            let bound = |at: usize| open[at].made.bound;
-            let lowest = (0..open.len()).min_by(|a, b| bound(*a).total_cmp(&bound(*b)));
-            let Some(lowest) = lowest else {
+            open.sort_by(|a, b| a.made.bound.total_cmp(&b.made.bound));
+            let Some(lowest) = open.first() else {
                 return enough;
             };
-            let parent = open.swap_remove(lowest);
-            let bound = parent.made.bound;
+            let bound = lowest.made.bound;
             if work.spent() {
                 return bound;
             }
@@ -356,30 +350,37 @@ impl Program<'_> {
                 risen = (bound, work.done);
             }
             let is_stuck = work.done > risen.1 + patience;
-            let divided = match is_stuck {
-                true => None,
-                false => self.divide_best(&parent, &kinds, enough, &mut gains, work),
-            };
-            let branches = if let Some(parts) = divided {
-                Vec::from(parts)
-            } else {
-                if parent.made.point.len() == self.program.columns() {
-                    let mut all = iter::once(&parent).chain(&open);
-                    let Some(step) = all.find_map(|branch| self.fullest(&branch.made.point, false))
-                    else {
-                        return bound;
-                    };
-                    self.add(step);
-                    kinds = [self.groups(), self.single_stays()];
-                    risen = (bound, work.done);
+            let (mut parts, mut undivided) = (Vec::new(), Vec::new());
+            for parent in open.drain(..open.len().min(TOGETHER)) {
+                let divided = match is_stuck {
+                    true => None,
+                    false => self.divide_best(&parent, &kinds, enough, &mut gains, work),
+                };
+                match divided {
+                    Some(two) => parts.extend(two),
+                    None => undivided.push(parent),
                 }
-                let mut same = [parent.with(None, self)];
-                self.solve_branches(&mut same, BRANCH_UNITS, enough, work);
-                Vec::from(same)
-            };
-            for branch in branches.into_iter().filter(|b| b.made.bound < enough) {
-                self.tighten(&branch.made.point);
-                open.push(branch);
+            }
+            self.solve_branches(&mut parts, BRANCH_UNITS, enough, work);
+            let is_current = |branch: &Branch| branch.made.point.len() == self.program.columns();
+            if undivided.iter().any(is_current) {
+                let mut all = undivided.iter().chain(&parts).chain(&open);
+                let Some(step) =
+                    all.find_map(|branch| self.next_position(&branch.made.point, false))
+                else {
+                    return bound;
+                };
+                self.add(step);
+                kinds = [self.groups(), self.single_stays()];
+                risen = (bound, work.done);
+            }
+            let mut same: Vec<Branch> = undivided.iter().map(|b| b.with(None, self)).collect();
+            self.solve_branches(&mut same, BRANCH_UNITS, enough, work);
+            for branch in parts.into_iter().chain(same) {
+                if branch.made.bound < enough {
+                    self.tighten(&branch.made.point);
+                    open.push(branch);
+                }
             }
         }
     }
@@ -473,7 +474,7 @@ mod tests {
             let mut work = Work::new(400_000);
             let mut made = program.solve_fixing(enough, &Bounded::default(), &mut work);
             while !chosen.is_empty() {
-                let Some(step) = program.fullest(&made.point, added % 2 > 0) else {
+                let Some(step) = program.next_position(&made.point, added % 2 > 0) else {
                     break;
                 };
                 let before = made.bound;

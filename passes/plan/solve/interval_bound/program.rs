@@ -17,7 +17,6 @@
 use crate::solve::compact::{Dag, NONE};
 use crate::solve::linear_program::{Bounded, LinearProgram};
 use crate::solve::rounding::Packing;
-use crate::solve::simulate::{Simulation, first_runs};
 use crate::solve::work::Work;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::ops::Range;
@@ -33,7 +32,7 @@ const LEAST_LACK: f64 = 1e-3;
 
 /// What the program says of a value at a position.
 #[derive(Clone, Copy, PartialEq)]
-enum State {
+pub(super) enum State {
     /// Not made yet.
     Absent,
     /// Operand or result of the op at the position.
@@ -61,7 +60,7 @@ pub(super) struct Program<'a> {
     pub(super) program: LinearProgram,
     /// Ascending.
     pub(super) positions: Vec<usize>,
-    states: Vec<Vec<State>>,
+    pub(super) states: Vec<Vec<State>>,
     /// For each window and op, the variable that says that the op runs again there; [`NONE`] if it cannot.
     pub(super) windows: Vec<Vec<u32>>,
     /// For each variable of a residency, who demands it: the variable of the op that could make the value again, and the variable of
@@ -389,23 +388,6 @@ impl<'a> Program<'a> {
             }
         }
         schedule
-    }
-
-    /// Returns an op whose first run exceeds the budget in the schedule of a solution, among those that are not positions yet: the one
-    /// that takes the most by itself, or the one at which the most is there. `None` if none exceeds it.
-    pub(super) fn fullest(&self, point: &[f64], by_itself: bool) -> Option<usize> {
-        let schedule = self.schedule(point, 0.5);
-        let mut simulation = Simulation::default();
-        simulation.run(self.dag, &schedule);
-        let firsts = first_runs(self.dag, &schedule);
-        let is_new = |t: usize| firsts[t] && !self.positions.contains(&(schedule[t] as usize));
-        let full = (0..schedule.len()).filter(|t| is_new(*t) && simulation.live[*t] > self.cap);
-        let own = |t: usize| match by_itself {
-            true => self.dag.least_bytes(schedule[t]),
-            false => 0,
-        };
-        let fullest = full.max_by_key(|t| (own(*t), simulation.live[*t], *t));
-        fullest.map(|t| schedule[t] as usize)
     }
 
     /// Returns a lower bound on the cost, at most `enough`; also fixes the decisions on which all schedules that cost less than that
