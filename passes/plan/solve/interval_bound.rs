@@ -19,6 +19,7 @@ use super::linear_program::Bounded;
 use super::local_search::FAR_GAP;
 use super::simulate::{Simulation, drop_unread};
 use super::work::Work;
+use position::Rule;
 use program::Program;
 
 /// The search ends once the gap is below the first share of the whole cost. Branching starts only if it is below the second.
@@ -43,6 +44,11 @@ const MOST_STARTS: usize = 32;
 
 /// The bound, as far as it is proven.
 pub struct Intervals<'a> {
+    /// The program of the first position.
+    first: Program<'a>,
+    /// Most work on one linear program.
+    units: u64,
+    /// The program of all positions.
     program: Program<'a>,
     made: Bounded,
     /// The best bound.
@@ -63,17 +69,43 @@ impl<'a> Intervals<'a> {
     ) -> Option<Intervals<'a>> {
         let units = work.limit - work.done;
         let more = BRANCH_SHARE.saturating_mul(units).min(MOST_BRANCH_UNITS);
-        let begun = work.done;
-        work.limit = begun + more / POSITIONS_SHARE;
+        let program = Program::new(dag, cap, weight, &[fullest(dag, cap)?]);
+        work.limit = work.done + more;
+        Some(Intervals::with(program, Rule::Dearest, above, units, work))
+    }
+
+    /// Adds positions to the program of the first one.
+    fn with(
+        program: Program<'a>,
+        rule: Rule,
+        above: i64,
+        units: u64,
+        work: &mut Work,
+    ) -> Intervals<'a> {
+        let limit = work.limit;
+        work.limit = work.done + limit.saturating_sub(work.done) / POSITIONS_SHARE;
         let mut made = Intervals {
-            program: Program::new(dag, cap, weight, &[fullest(dag, cap)?]),
+            first: program.clone(),
+            units,
+            program,
             made: Bounded::default(),
             best: 0.0,
             starts: Vec::new(),
         };
-        made.add_positions(above, units, work);
-        work.limit = begun + more;
-        Some(made)
+        made.add_positions(above, rule, work);
+        work.limit = limit;
+        made
+    }
+
+    /// Begins again with positions that another rule chooses, and goes on with the program that proves more.
+    pub fn choose_again(&mut self, above: i64, work: &mut Work) {
+        let first = self.first.clone();
+        let other = Intervals::with(first, Rule::Fullest, above, self.units, work);
+        self.best = self.best.max(other.best);
+        self.starts.extend(other.starts);
+        if other.made.bound > self.made.bound {
+            (self.program, self.made) = (other.program, other.made);
+        }
     }
 
     /// Branches where this may close the gap to a known plan, and work is left. Returns the bound in weight over the cost of running every
@@ -93,9 +125,9 @@ impl<'a> Intervals<'a> {
         above as f64 - self.best < BRANCH_GAP * self.program.dag.total_price as f64
     }
 
-    /// Adds rows and positions while they raise the bound, until it is close to `above`. Each round takes at most `units` of work. Keeps
-    /// the program as it was when the bound last rose.
-    fn add_positions(&mut self, above: i64, units: u64, work: &mut Work) {
+    /// Adds rows and positions while they raise the bound, until it is close to `above`. Keeps the program as it was when the bound last
+    /// rose.
+    fn add_positions(&mut self, above: i64, rule: Rule, work: &mut Work) {
         let limit = work.limit;
         let enough = enough(self.program.dag, above);
         let least_gain = LEAST_GAIN * self.program.dag.total_price as f64;
@@ -104,7 +136,7 @@ impl<'a> Intervals<'a> {
         loop {
             loop {
                 let before = made.bound;
-                work.limit = work.done + units;
+                work.limit = work.done + self.units;
                 made = program.solve_fixing(enough, &made, work);
                 let is_idle = made.bound < before + least_gain;
                 if made.bound >= enough || is_idle || program.tighten(&made.point) == 0 {
@@ -128,7 +160,11 @@ impl<'a> Intervals<'a> {
             if is_over {
                 break;
             }
-            let Some(step) = program.next_position(&made.point, !self.is_near(above)) else {
+            let rule = match self.is_near(above) {
+                true => rule,
+                false => Rule::Neediest,
+            };
+            let Some(step) = program.next_position(&made.point, rule) else {
                 break;
             };
             program.add(step);

@@ -208,8 +208,9 @@ impl<'a> Question<'a> {
         work.limit = work.done + units / FIRST_SHARE;
         let mut bound = several.max(intervals.bound(above, &mut work));
         if is_far(bound) {
-            self.improve(found, cap, &intervals.starts)?;
             work.limit = work.done + units;
+            intervals.choose_again(above, &mut work);
+            self.improve(found, cap, &intervals.starts)?;
             bound = bound.max(intervals.bound(self.above(found), &mut work));
         }
         Ok(bound)

@@ -3,6 +3,7 @@
 //! lowest bounds are divided next. Every schedule is in some branch, so the lowest bound of the open branches holds for all. If
 //! nothing is left to decide in a branch, or the bound no longer rises, a position is added.
 
+use super::position::Rule;
 use super::program::Program;
 use crate::solve::compact::NONE;
 use crate::solve::linear_program::Bounded;
@@ -366,7 +367,7 @@ impl Program<'_> {
             if undivided.iter().any(is_current) {
                 let mut all = undivided.iter().chain(&parts).chain(&open);
                 let Some(step) =
-                    all.find_map(|branch| self.next_position(&branch.made.point, false))
+                    all.find_map(|branch| self.next_position(&branch.made.point, Rule::Dearest))
                 else {
                     return bound;
                 };
@@ -473,8 +474,9 @@ mod tests {
             let mut program = Program::new(&dag, cap, &dag.weight, &chosen);
             let mut work = Work::new(400_000);
             let mut made = program.solve_fixing(enough, &Bounded::default(), &mut work);
+            let rules = [Rule::Dearest, Rule::Fullest, Rule::Neediest];
             while !chosen.is_empty() {
-                let Some(step) = program.next_position(&made.point, added % 2 > 0) else {
+                let Some(step) = program.next_position(&made.point, rules[added % 3]) else {
                     break;
                 };
                 let before = made.bound;

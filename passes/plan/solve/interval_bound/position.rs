@@ -8,6 +8,17 @@ use std::ops::Range;
 /// A value is there if this fraction of it is.
 const WHOLE: f64 = 0.999;
 
+/// How the next position is chosen.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Rule {
+    /// The op at which the solution would have to pay most; where it would pay nowhere, as [`Rule::Fullest`].
+    Dearest,
+    /// The op that exceeds the budget most in a schedule made from the solution.
+    Fullest,
+    /// Of the ops that exceed the budget there, the one that needs most by itself, because it leaves the least room for other values.
+    Neediest,
+}
+
 /// What a solution says of the window before a position, or of the last one.
 struct Window {
     /// The ops whose first run is in it, without those at positions.
@@ -32,16 +43,13 @@ impl Window {
 }
 
 impl Program<'_> {
-    /// Returns the op that becomes a position next, of those that are none; `None` if no op seems to need one. While the gap `is_wide`,
-    /// this is the op that needs most by itself, because it leaves the least room for other values. Later it is the one at which the
-    /// solution `point` would have to pay most. If it would pay nowhere, one that exceeds the budget in a schedule made from it.
-    pub(super) fn next_position(&self, point: &[f64], is_wide: bool) -> Option<usize> {
-        let dearest = match is_wide {
-            true => None,
-            false => self.dearest(point),
+    /// Returns the op that becomes a position next by a rule, of those that are none; `None` if no op seems to need one.
+    pub(super) fn next_position(&self, point: &[f64], rule: Rule) -> Option<usize> {
+        let dearest = match rule {
+            Rule::Dearest => self.dearest(point),
+            Rule::Fullest | Rule::Neediest => None,
         };
-        let by_itself = is_wide || self.positions.len() % 2 == 1;
-        dearest.or_else(|| self.fullest(point, by_itself))
+        dearest.or_else(|| self.fullest(point, rule == Rule::Neediest))
     }
 
     /// Returns the op at which the solution would have to pay most to fit in the budget; `None` if it would pay nowhere.
@@ -148,8 +156,8 @@ impl Program<'_> {
         costs
     }
 
-    /// Returns an op whose first run exceeds the budget in the schedule of a solution, among those that are not positions yet: the one
-    /// that takes the most by itself, or the one at which the most is there. `None` if none exceeds it.
+    /// Returns an op whose first run exceeds the budget in a schedule made from the solution: the one that needs most by itself, or the
+    /// one at which the most is there. `None` if none exceeds it.
     fn fullest(&self, point: &[f64], by_itself: bool) -> Option<usize> {
         let schedule = self.schedule(point, 0.5);
         let mut simulation = Simulation::default();
