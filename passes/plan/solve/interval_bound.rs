@@ -164,7 +164,7 @@ impl<'a> Intervals<'a> {
                 true => rule,
                 false => Rule::Neediest,
             };
-            let Some(step) = program.next_position(&made.point, rule) else {
+            let Some(step) = program.next_position(&made.point, rule, work) else {
                 break;
             };
             program.add(step);

@@ -366,9 +366,9 @@ impl Program<'_> {
             let is_current = |branch: &Branch| branch.made.point.len() == self.program.columns();
             if undivided.iter().any(is_current) {
                 let mut all = undivided.iter().chain(&parts).chain(&open);
-                let Some(step) =
-                    all.find_map(|branch| self.next_position(&branch.made.point, Rule::Dearest))
-                else {
+                let next = all
+                    .find_map(|branch| self.next_position(&branch.made.point, Rule::Dearest, work));
+                let Some(step) = next else {
                     return bound;
                 };
                 self.add(step);
@@ -476,7 +476,8 @@ mod tests {
             let mut made = program.solve_fixing(enough, &Bounded::default(), &mut work);
             let rules = [Rule::Dearest, Rule::Fullest, Rule::Neediest];
             while !chosen.is_empty() {
-                let Some(step) = program.next_position(&made.point, rules[added % 3]) else {
+                let Some(step) = program.next_position(&made.point, rules[added % 3], &mut work)
+                else {
                     break;
                 };
                 let before = made.bound;

@@ -3,10 +3,14 @@
 use super::program::{Program, State};
 use crate::solve::compact::NONE;
 use crate::solve::simulate::{Simulation, first_runs};
+use crate::solve::work::Work;
 use std::ops::Range;
 
 /// A value is there if this fraction of it is.
 const WHOLE: f64 = 0.999;
+
+/// Work on each value at each op where the solution might pay.
+const VALUE_UNITS: u64 = 2;
 
 /// How the next position is chosen.
 #[derive(Clone, Copy, PartialEq)]
@@ -44,16 +48,22 @@ impl Window {
 
 impl Program<'_> {
     /// Returns the op that becomes a position next by a rule, of those that are none; `None` if no op seems to need one.
-    pub(super) fn next_position(&self, point: &[f64], rule: Rule) -> Option<usize> {
+    pub(super) fn next_position(
+        &self,
+        point: &[f64],
+        rule: Rule,
+        work: &mut Work,
+    ) -> Option<usize> {
         let dearest = match rule {
-            Rule::Dearest => self.dearest(point),
+            Rule::Dearest => self.dearest(point, work),
             Rule::Fullest | Rule::Neediest => None,
         };
         dearest.or_else(|| self.fullest(point, rule == Rule::Neediest))
     }
 
     /// Returns the op at which the solution would have to pay most to fit in the budget; `None` if it would pay nowhere.
-    fn dearest(&self, point: &[f64]) -> Option<usize> {
+    fn dearest(&self, point: &[f64], work: &mut Work) -> Option<usize> {
+        work.spend(VALUE_UNITS * (self.dag.ops() * self.dag.values()) as u64);
         let windows = (0..=self.positions.len()).map(|k| self.window(k, point));
         let costs = windows.flat_map(|window| {
             let costs = window
