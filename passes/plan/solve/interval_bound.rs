@@ -9,6 +9,8 @@
 //! 1. Rows that the last solution violates are added ([`Program::tighten`]), and another op becomes a position
 //!    ([`Program::next_position`]), while this raises the bound.
 //! 2. The number of repeats of an op, or of all ops of one weight, is fixed from below and above ([`branch`]).
+//! 3. If this does not close the gap to a plan, positions are chosen again by another rule ([`Intervals::choose_again`]), and step 2 is
+//!    repeated with more work.
 
 mod branch;
 mod position;
@@ -39,7 +41,7 @@ const MOST_IDLE: usize = 8;
 
 /// A solution keeps fractions of values. A schedule made from it keeps values whose fraction exceeds one of these shares.
 const STARTS: [f64; 3] = [0.25, 0.5, 0.75];
-/// Most of these schedules from which the search for a better plan starts.
+/// Most of these schedules that are kept for each choice of positions. The search for a better plan starts from them.
 const MOST_STARTS: usize = 32;
 
 /// The bound, as far as it is proven.
@@ -71,11 +73,17 @@ impl<'a> Intervals<'a> {
         let more = BRANCH_SHARE.saturating_mul(units).min(MOST_BRANCH_UNITS);
         let program = Program::new(dag, cap, weight, &[fullest(dag, cap)?]);
         work.limit = work.done + more;
-        Some(Intervals::with(program, Rule::Dearest, above, units, work))
+        Some(Intervals::with_positions(
+            program,
+            Rule::Dearest,
+            above,
+            units,
+            work,
+        ))
     }
 
-    /// Adds positions to the program of the first one.
-    fn with(
+    /// Adds positions, which `rule` chooses, to the program of the first one.
+    fn with_positions(
         program: Program<'a>,
         rule: Rule,
         above: i64,
@@ -97,10 +105,11 @@ impl<'a> Intervals<'a> {
         made
     }
 
-    /// Begins again with positions that another rule chooses, and goes on with the program that proves more.
+    /// Begins again with positions that another rule chooses, and keeps the program that proves more. How fast branching closes a gap
+    /// depends on the positions, and neither rule is better for all graphs.
     pub fn choose_again(&mut self, above: i64, work: &mut Work) {
         let first = self.first.clone();
-        let other = Intervals::with(first, Rule::Fullest, above, self.units, work);
+        let other = Intervals::with_positions(first, Rule::Fullest, above, self.units, work);
         self.best = self.best.max(other.best);
         self.starts.extend(other.starts);
         if other.made.bound > self.made.bound {

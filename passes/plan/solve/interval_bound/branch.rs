@@ -463,8 +463,14 @@ mod tests {
             for share in [1.0, 1.02, 1.05, 1.5] {
                 let above = (best * share) as i64;
                 let mut work = Work::new(100_000);
-                let made = Intervals::new(&dag, cap, &dag.weight, above, &mut work);
-                let bound = made.map_or(0, |mut made| made.bound(above, &mut work));
+                let Some(mut made) = Intervals::new(&dag, cap, &dag.weight, above, &mut work)
+                else {
+                    continue;
+                };
+                let first = made.bound(above, &mut work);
+                made.choose_again(above, &mut Work::new(100_000));
+                let bound = made.bound(above, &mut Work::new(100_000));
+                assert!(bound >= first, "{n}: {bound} {first}");
                 assert!(bound as f64 <= best, "{n}: {bound} {best}");
                 let gap = (above - bound) as f64 / dag.total_price as f64;
                 closed += usize::from(share < 1.1 && gap <= FAR_GAP);
