@@ -6,11 +6,11 @@
 //!
 //! The first position is where the given order needs the most memory. Then:
 //!
-//! 1. Rows that the last solution violates are added ([`Program::tighten`]), and another op becomes a position
-//!    ([`Program::next_position`]), while this raises the bound.
+//! 1. While the bound rises, the program grows: it gets rows that the last solution violates ([`Program::tighten`]), and one more
+//!    position ([`Program::next_position`]).
 //! 2. The number of repeats of an op, or of all ops of one weight, is fixed from below and above ([`branch`]).
-//! 3. If this does not close the gap to a plan, positions are chosen again by another rule ([`Intervals::choose_again`]), and step 2 is
-//!    repeated with more work.
+//! 3. If a gap to the known plan remains, another rule chooses positions anew ([`Intervals::choose_again`]). Step 2 then runs once
+//!    more, with more work.
 
 mod branch;
 mod position;
@@ -105,8 +105,8 @@ impl<'a> Intervals<'a> {
         made
     }
 
-    /// Begins again with positions that another rule chooses, and keeps the program that proves more. How fast branching closes a gap
-    /// depends on the positions, and neither rule is better for all graphs.
+    /// Builds a second program, in which another rule chooses the positions, and keeps the program with the higher bound. Neither rule
+    /// is better for all graphs.
     pub fn choose_again(&mut self, above: i64, work: &mut Work) {
         let first = self.first.clone();
         let other = Intervals::with_positions(first, Rule::Fullest, above, self.units, work);

@@ -106,7 +106,7 @@ const DESCENT_DISTANCES: [f64; 3] = [0.0, 0.3, 1.0];
 /// Work of an exact search before it gives up.
 pub const EXACT_UNITS: u64 = 20_000_000;
 
-/// Returns the lightest of a schedule and others; of equals the first, so that the answer does not depend on threads.
+/// Returns the schedule with the lowest weight. Of equals it returns the first, so that the result does not depend on threads.
 fn lightest(dag: &Dag, first: Vec<u32>, others: Vec<Vec<u32>>) -> Vec<u32> {
     others.into_iter().fold(first, |best, other| {
         match dag.weigh_schedule(&other) < dag.weigh_schedule(&best) {

@@ -269,7 +269,7 @@ const JOINT_UNITS: u64 = 80_000_000;
 /// Most work of the bound of intervals, which is asked where the gap is above [`FAR_GAP`]; on small problems so much for each op.
 const INTERVAL_UNITS: u64 = 800_000_000;
 const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
-/// Most work on each start of the search for a better plan; on small problems it is proportional to the number of ops.
+/// Limits of the work that the search for a better plan spends on each start: in total, and for each op of the problem.
 const IMPROVE_UNITS: u64 = 400_000_000;
 const IMPROVE_UNITS_AN_OP: u64 = 750_000;
 /// The bound of intervals takes this part of its work before a better plan is looked for.

@@ -1,6 +1,6 @@
 //! Branch and bound. How often ops run again is a whole number, for an op and for all ops of one weight together, and a value stays at
-//! a position or it does not. Such a number is fixed from above in one branch and from below in the other; the branches with the
-//! lowest bounds are divided next. Every schedule is in some branch, so the lowest bound of the open branches holds for all. If
+//! a position or it does not. Each branch is divided at such a number: one part limits it from above, the other from below. The
+//! branches with the lowest bounds are divided first. Each schedule is in some branch, so the lowest bound of all open branches holds. If
 //! nothing is left to decide in a branch, or the bound no longer rises, a position is added.
 
 use super::position::Rule;

@@ -9,23 +9,25 @@ use std::ops::Range;
 /// A value is there if this fraction of it is.
 const WHOLE: f64 = 0.999;
 
-/// Work on each value at each op where the solution might pay.
+/// Units of work for each pair of a value and an op, when the op with the highest cost is looked for.
 const VALUE_UNITS: u64 = 2;
 
 /// How the next position is chosen.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 pub(super) enum Rule {
-    /// The op at which the solution would have to pay most; where it would pay nowhere, as [`Rule::Fullest`].
+    /// The op at which it costs most to free the memory that the solution uses above the budget. If it is free at every op, as
+    /// [`Rule::Fullest`].
     Dearest,
-    /// The op that exceeds the budget most in a schedule made from the solution.
+    /// The op at which a schedule made from the solution exceeds the budget most.
     Fullest,
-    /// Of the ops that exceed the budget there, the one that needs most by itself, because it leaves the least room for other values.
+    /// Of the ops at which that schedule exceeds the budget, the one with the largest working set: it leaves the least room for other
+    /// values.
     Neediest,
 }
 
-/// What a solution says of the window before a position, or of the last one.
+/// The window between two neighbouring positions, before the first, or after the last, and what a solution keeps in it.
 struct Window {
-    /// The ops whose first run is in it, without those at positions.
+    /// The ops between the two positions.
     ops: Range<usize>,
     /// For each value, the last op up to the end of the window that reads it in its first run; 0 if none does.
     last_read: Vec<usize>,
@@ -54,14 +56,17 @@ impl Program<'_> {
         rule: Rule,
         work: &mut Work,
     ) -> Option<usize> {
-        let dearest = match rule {
-            Rule::Dearest => self.dearest(point, work),
-            Rule::Fullest | Rule::Neediest => None,
-        };
-        dearest.or_else(|| self.fullest(point, rule == Rule::Neediest))
+        match rule {
+            Rule::Dearest => {
+                let dearest = self.dearest(point, work);
+                dearest.or_else(|| self.fullest(point, false))
+            }
+            Rule::Fullest => self.fullest(point, false),
+            Rule::Neediest => self.fullest(point, true),
+        }
     }
 
-    /// Returns the op at which the solution would have to pay most to fit in the budget; `None` if it would pay nowhere.
+    /// Returns the op at which it costs most to free the memory that the solution uses above the budget; `None` if it is free at every op.
     fn dearest(&self, point: &[f64], work: &mut Work) -> Option<usize> {
         work.spend(VALUE_UNITS * (self.dag.ops() * self.dag.values()) as u64);
         let windows = (0..=self.positions.len()).map(|k| self.window(k, point));
@@ -76,7 +81,7 @@ impl Program<'_> {
         (dearest.0 > 0.0).then_some(dearest.1)
     }
 
-    /// Returns what the solution says of the window that ends at position `k`, or of the last one.
+    /// Returns the window that ends at position `k`, or the last one, where `k` is the number of positions.
     fn window(&self, k: usize, point: &[f64]) -> Window {
         let dag = self.dag;
         let at = |x: u32| point.get(x as usize).copied().unwrap_or(0.0);
