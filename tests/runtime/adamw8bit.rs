@@ -157,6 +157,28 @@ fn steps_are_those_of_bitsandbytes() {
     }
 }
 
+/// Fails unless two devices made the same. They compute factors in different ways, which can differ in the last bit of a float32.
+/// Few of such results lie so close to the middle between two bfloat16 numbers that they are rounded apart.
+fn assert_near(what: &str, found: &Tensor, expected: &Tensor) {
+    if found.dtype != DType::BF16 {
+        return torch::assert_close(what, found, expected, 1e-6);
+    }
+    assert_eq!(found.dims, expected.dims, "{what}");
+    let mut apart = 0;
+    for i in 0..expected.elements() as usize {
+        let (a, b) = (found.get_f64(i).unwrap(), expected.get_f64(i).unwrap());
+        apart += u64::from(a != b);
+        assert!(
+            (a - b).abs() <= a.abs().max(b.abs()) / 128.0,
+            "{what}[{i}]: {a} and {b} are not neighbours"
+        );
+    }
+    assert!(
+        apart <= expected.elements() as u64 / 10_000,
+        "{what}: {apart} elements differ"
+    );
+}
+
 /// Blocks of both kinds of devices, parameters of several of them, sums over micro-batches, clipped gradients.
 #[test]
 fn any_blocks_and_layouts_give_the_same_bits_in_the_memory_predicted() {
@@ -197,15 +219,10 @@ fn any_blocks_and_layouts_give_the_same_bits_in_the_memory_predicted() {
                     .filter(|(n, _)| n.ends_with(".updated"))
                     .collect();
                 match expected.get(step as usize - 1) {
-                    // A device computes factors in another way.
                     Some(wanted) => {
                         for (name, tensor) in wanted {
-                            torch::assert_close(
-                                &format!("{what} step {step}: {name}"),
-                                &updated[name],
-                                tensor,
-                                1e-6,
-                            );
+                            let what = format!("{what} step {step}: {name}");
+                            assert_near(&what, &updated[name], tensor);
                         }
                     }
                     None => expected.push(updated),
