@@ -50,8 +50,9 @@ from unittest import mock
 
 import torch
 
-from tools.lib import options, page, zoo
+from tools.lib import options, page, results, zoo
 from tools.lib.model_inputs import Maker, Sizes
+from tools.lib.results import Row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/python"))
 
@@ -84,7 +85,6 @@ MULTIPLES = (1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
 OURS = "ours"
 ABOUT = ("model", "ops", "unplanned", "static", "graph_seconds")
 """What the rows of a graph share."""
-Row = dict[str, Any]
 
 
 def built(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -403,7 +403,7 @@ def own_plan(graph: dict[str, Any], peak: int) -> Row:
     }
 
 
-def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> None:
+def work(name: str, peers: list[str], path: Path, graphs: Path | None) -> None:
     """Appends a model's rows for these peers to the results; a model that cannot be traced is one row."""
     torch.set_num_threads(1)
     try:
@@ -411,42 +411,33 @@ def work(name: str, peers: list[str], results: Path, graphs: Path | None) -> Non
         rows, graph = compared(name, peers)
         if graphs:
             kept(graphs, name).write_bytes(gzip.compress(json.dumps(graph).encode()))
-        if not any("peak" in row for row in rows_of(name, read(results))):
+        if not any("peak" in row for row in rows_of(name, results.read(path))):
             rows += own_rows(rows, graph)
         rows = with_plans(rows, graph)
     except Exception as error:
         rows = [failed(name, "", error)]
-    append(results, rows)
+    results.append(path, rows)
 
 
 def kept(graphs: Path, name: str) -> Path:
     return graphs / f"{name.replace('/', '-')}.json.gz"
 
 
-def plan_again(results: Path, graphs: Path, models: list[str]) -> None:
+def plan_again(path: Path, graphs: Path, models: list[str]) -> None:
     """Plans the rows of models again from the cost graphs that were kept."""
     for name in models:
-        rows = read(results)
+        rows = results.read(path)
         own = [row for row in rows_of(name, rows) if row["peer"] != OURS]
         if kept(graphs, name).exists() and own:
             graph = json.loads(gzip.decompress(kept(graphs, name).read_bytes()))
             own = with_plans(own + own_rows(own, graph), graph)
-            results.write_text("")
-            append(results, [*(row for row in rows if row["model"] != name), *own])
+            path.write_text("")
+            results.append(path, [*(row for row in rows if row["model"] != name), *own])
             print(f"{name}: planned again", file=sys.stderr, flush=True)
-
-
-def read(results: Path) -> list[Row]:
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
 
 
 def rows_of(name: str, rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["model"] == name]
-
-
-def append(results: Path, rows: list[Row]) -> None:
-    with results.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def wrong(row: Row) -> str:
@@ -595,7 +586,7 @@ def picture(rows: list[Row]) -> str:
 def main() -> int:
     global LAYERS
     arguments = options.with_binary(__doc__)
-    arguments.add_argument("--results", type=Path, required=True, metavar="FILE.jsonl", help="keep rows here")
+    results.add_option(arguments, required=True)
     arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help="names")
     arguments.add_argument("--peer", type=options.words, default=options.words(PEERS), help=f"[default: {PEERS}]")
     options.add_counts(arguments, minutes=10, layers=LAYERS)
@@ -619,7 +610,7 @@ def main() -> int:
     fork = multiprocessing.get_context("fork")
     for name in given.model:
         # A row without a peer is a model that failed.
-        done = {row["peer"] for row in rows_of(name, read(given.results))}
+        done = {row["peer"] for row in rows_of(name, results.read(given.results))}
         peers = [] if "" in done else [peer for peer in given.peer if peer not in done]
         if not peers:
             continue
@@ -629,9 +620,9 @@ def main() -> int:
         if process.is_alive():
             process.kill()
             process.join()
-            append(given.results, [{"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"}])
-        print(f"{name}: {len(rows_of(name, read(given.results)))} rows", file=sys.stderr, flush=True)
-    rows = [row for row in read(given.results) if row["model"] in given.model]
+            results.append(given.results, [{"model": name, "peer": "", "failed": f"more than {given.minutes} minutes"}])
+        print(f"{name}: {len(rows_of(name, results.read(given.results)))} rows", file=sys.stderr, flush=True)
+    rows = [row for row in results.read(given.results) if row["model"] in given.model]
     lines = [*table(rows), "", halved(rows), "", *own_table(rows), "", proven(rows)]
     print("\n".join(lines))
     if given.picture:

@@ -19,7 +19,6 @@ PyTorch is needed (tools/requirements-torch.txt). Exit code 0 if no row fails, e
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import warnings
@@ -29,8 +28,9 @@ from typing import Any
 
 import torch
 
-from tools.lib import options, page, zoo
+from tools.lib import options, page, results, zoo
 from tools.lib.model_inputs import Maker, Sizes
+from tools.lib.results import Row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/python"))
 
@@ -43,7 +43,6 @@ BUDGETS = f"{SMALLEST},5%,15%,30%,45%,60%,80%,100%"
 INNER = ("aot_eager", "inductor")
 SIZES = Sizes(4, 32)
 TOLERANCE_BYTES = 64
-Row = dict[str, Any]
 
 
 def loss_of(result: Any) -> torch.Tensor:
@@ -182,20 +181,16 @@ def main() -> int:
     arguments.add_argument("--inner", type=options.words_of(INNER), default=list(INNER), help=",".join(INNER))
     arguments.add_argument("--model", type=options.words, default=options.words(MODELS), help=f"[default: {MODELS}]")
     arguments.add_argument("--budget", type=options.words, default=options.words(BUDGETS), help=f"[default: {BUDGETS}]")
-    arguments.add_argument("--results", type=Path, metavar="FILE.jsonl", help="keep rows here, and measure others only")
+    results.add_option(arguments)
     options.add_page(arguments)
     given = arguments.parse_args()
     os.environ["CKPT_OPT_BIN"] = str(given.ckpt_opt)
     torch.set_num_threads(1)
-    known: dict[str, Row] = {}
-    if given.results and given.results.exists():
-        known = {key(row): row for row in map(json.loads, given.results.read_text().splitlines())}
+    known = {key(row): row for row in results.read(given.results)}
     for row in rows(given.model, given.inner, given.budget, known):
         known[key(row)] = row
         print(f"{key(row)}: {wrong(row) or row.get('refused') or 'good'}", file=sys.stderr, flush=True)
-        if given.results:
-            with given.results.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        results.append(given.results, [row])
     measured = [
         known[k] for m in given.model for i in given.inner for b in given.budget if (k := f"{m} {i} {b}") in known
     ]

@@ -6,7 +6,7 @@
 Each row is a small model of transformers or timm, a way to compile it and a peer:
 
   min-cut B   PyTorch's partitioner with `activation_memory_budget` B, on the same joint graph
-  checkpoint  `gradient_checkpointing_enable()`: every layer is recomputed; op by op only
+  checkpoint  the checkpointing that the model's library offers: every layer is recomputed; op by op only
 
 Our plan gets the peer's measured peak as its budget, and minimizes what the column compares: FLOPs, or time. Columns:
 
@@ -27,7 +27,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -48,8 +47,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tools.bench.suite import corrected
 from tools.bench.torch_budgets import INNER, MODELS, TOLERANCE_BYTES, built, loss_of
-from tools.lib import options, page, zoo
+from tools.lib import options, page, results, zoo
 from tools.lib.model_inputs import Sizes
+from tools.lib.results import Row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src/python"))
 
@@ -64,7 +64,6 @@ OBJECTIVES = ("flops", "cost")
 ROUNDS = 9
 NUMBERS = itertools.count()
 Step = Callable[[], torch.Tensor]
-Row = dict[str, Any]
 
 
 def compiled(model: torch.nn.Module, inputs: dict[str, torch.Tensor], backend: Any) -> Step:
@@ -123,6 +122,18 @@ def eager_flops(model: torch.nn.Module, step: Step) -> int:
     return counter.get_total_flops()
 
 
+def checkpointed(model: Any) -> Any:
+    """Returns a copy of a model that recomputes every layer; None if its library offers no checkpointing."""
+    other = copy.deepcopy(model)
+    if getattr(other, "supports_gradient_checkpointing", False):
+        other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif hasattr(other, "set_grad_checkpointing"):
+        other.set_grad_checkpointing()
+    else:
+        return None
+    return other
+
+
 def peak_of(model: torch.nn.Module, step: Step) -> int:
     model.zero_grad(set_to_none=True)
     gc.collect()
@@ -154,10 +165,9 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], inner: str,
     least = plan_flops(plan, range(len(plan.graph["ops"])))
     other: Any = model
     if peer == CHECKPOINT:
-        if not getattr(model, "supports_gradient_checkpointing", False):
+        other = checkpointed(model)
+        if other is None:
             return {"left_out": "the model offers no checkpointing"}
-        other = copy.deepcopy(model)
-        other.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         theirs = lambda: loss_of(other(**inputs))  # noqa: E731
         eager = eager_flops(model, lambda: loss_of(model(**inputs)))
         added = eager_flops(other, theirs) / eager - 1 if eager else 0
@@ -253,14 +263,12 @@ def main() -> int:
     arguments.add_argument(
         "--size", type=size_of, default=size_of("8x64"), metavar="BATCHxLENGTH", help="[default: 8x64]"
     )
-    arguments.add_argument("--results", type=Path, metavar="FILE.jsonl", help="keep rows here, and measure others only")
+    results.add_option(arguments)
     options.add_page(arguments)
     given = arguments.parse_args()
     os.environ["CKPT_OPT_BIN"] = str(given.ckpt_opt)
     torch.set_num_threads(1)
-    known: dict[str, Row] = {}
-    if given.results and given.results.exists():
-        known = {key(row): row for row in map(json.loads, given.results.read_text().splitlines())}
+    known = {key(row): row for row in results.read(given.results)}
     rows: list[Row] = []
     for name in given.model:
         made = None
@@ -274,9 +282,7 @@ def main() -> int:
                     row |= compare(*made, inner, peer)
                 except Exception as error:
                     row["failed"] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-                if given.results:
-                    with given.results.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+                results.append(given.results, [row])
                 print(f"{key(row)}: {wrong(row) or row.get('left_out') or 'good'}", file=sys.stderr, flush=True)
                 known[key(row)] = row
             rows.append(known[key(row)])

@@ -18,22 +18,21 @@ Exit code 1 if a condition fails; the page lists all of them. Needs tools/requir
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tools.lib import options, page
+from tools.lib import options, page, results
 from tools.lib.chart import Axis, Curve, chart
 from tools.lib.compiler import Compiler
 from tools.lib.models import PREFIX, build, export
+from tools.lib.results import Row
 from tools.oracle.training import cosine, groups, loss_of
 
 VOCABULARY = 8192
@@ -46,7 +45,6 @@ ADAPTERS, RANK, ALPHA = ("c_attn", "c_proj", "c_fc"), 16, 32
 MERGED = 1e-6
 """Largest relative difference of a merged weight, whose product is computed in float32."""
 ADAPTER_STEPS, ADAPTER_RATE, ADAPTER_EVALUATION = 40, 2e-3, 1e-4
-Row = dict[str, Any]
 
 
 def write_texts(folder: Path) -> None:
@@ -112,10 +110,6 @@ def train_in_pytorch(module: torch.nn.Module, folder: Path, steps: int) -> list[
     return rows
 
 
-def read_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def train(
     compiler: Compiler, folder: Path, start: str, text: str, out: str, steps: int, *more: str | float
 ) -> list[Row]:
@@ -128,7 +122,7 @@ def train(
             "--data", folder / f"{text}.bin", "--eval-data", folder / f"{text}_held_out.bin",
             "--save-every", 100, "--keep", 1, "--quiet", *more,
         )  # fmt: skip
-    return read_rows(metrics)
+    return results.read(metrics)
 
 
 def train_by_us(compiler: Compiler, folder: Path, steps: int) -> list[Row]:
@@ -286,8 +280,8 @@ def main() -> int:
     stored = folder / "pytorch.jsonl"
     if not stored.exists():
         rows = train_in_pytorch(model(given.layers), folder, given.steps)
-        stored.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    theirs = read_rows(stored)[: given.steps]
+        results.append(stored, rows)
+    theirs = results.read(stored)[: given.steps]
     compiler = Compiler(given.ckpt_opt, timeout_s=86_400)
     ours = train_by_us(compiler, folder, given.steps)
     adapted = adapt(compiler, folder)

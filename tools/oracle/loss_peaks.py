@@ -15,18 +15,17 @@ Needs tools/requirements-torch.txt. Exit code 1 if a row fails.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tools.lib import options, page, tolerance
+from tools.lib import options, page, results, tolerance
 from tools.lib.compiler import Compiler, Refused, write_tensors
+from tools.lib.results import Row
 from tools.oracle.loss_forms import FORMS, Case, Form, Model, reference
 
 LOSSES = (
@@ -143,7 +142,7 @@ class Trained(Case):
         # The scores compare each row with all rows, so they are large only if there are many rows.
         self.feed = example(body, 8 * BATCH if loss == "contrastive" else BATCH)
         self.folded: list[str] = []
-        self.row: dict[str, Any] = {"loss": loss, "body": body, "exporter": exporter}
+        self.row: Row = {"loss": loss, "body": body, "exporter": exporter}
 
     def check(self) -> list[str]:
         source = export(self.model, self.feed, self.folder, self.exporter)
@@ -177,7 +176,7 @@ class Trained(Case):
                 self.wrong.append(f"against {place} {worst}")
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Row) -> str:
     share = f"{100 * row['peak'] / row['scores']:.0f} %" if "peak" in row else ""
     return f"| {row['loss']} | {row['body']} | {row['exporter']} | {share} | {row['held']} |"
 
@@ -188,11 +187,11 @@ def main() -> int:
     parser.add_argument("--bodies", type=options.words_of(BODIES), default=list(BODIES), help="comma-separated names")
     parser.add_argument("--exporters", type=options.words_of(EXPORTERS), default=list(EXPORTERS))
     parser.add_argument("--keep", type=Path, help="keep the files in this folder")
-    parser.add_argument("--results", type=Path, help="a file of rows (.jsonl); those in it are not made again")
+    results.add_option(parser)
     options.add_page(parser)
     given = parser.parse_args()
     compiler = Compiler(given.ckpt_opt)
-    rows = [json.loads(row) for row in given.results.read_text().splitlines()] if is_file(given.results) else []
+    rows = results.read(given.results)
     done = [(row["loss"], row["body"], row["exporter"]) for row in rows]
     cases = [(loss, body, way) for loss in given.only for body in given.bodies for way in given.exporters]
     cases = [case for case in cases if case[2] in FORMS[case[0]].exporters]
@@ -203,9 +202,7 @@ def main() -> int:
                 continue
             rows.append(row_of(compiler, *case, kept / "-".join(case)))
             print(line(rows[-1]), *rows[-1]["wrong"], sep="\n", flush=True)
-            if given.results:
-                with given.results.open("a") as results:
-                    results.write(json.dumps(rows[-1]) + "\n")
+            results.append(given.results, rows[-1:])
     rows = sorted((row for row in rows if place(row) in cases), key=lambda row: cases.index(place(row)))
     lines = [
         page.head(f"PyTorch {torch.__version__}, {VOCAB} classes, {CHUNKS} chunks, {BATCH} x {SEQ} tokens", 1),
@@ -219,15 +216,11 @@ def main() -> int:
     return page.finish("Losses in chunks", lines, list(notes), failures, given.page)
 
 
-def is_file(path: Path | None) -> bool:
-    return path is not None and path.exists()
-
-
-def place(row: dict[str, Any]) -> tuple[str, str, str]:
+def place(row: Row) -> tuple[str, str, str]:
     return row["loss"], row["body"], row["exporter"]
 
 
-def row_of(compiler: Compiler, loss: str, body: str, exporter: str, folder: Path) -> dict[str, Any]:
+def row_of(compiler: Compiler, loss: str, body: str, exporter: str, folder: Path) -> Row:
     """Returns what a case took, what is wrong with it, and a note."""
     folder.mkdir(exist_ok=True)
     case = Trained(compiler, loss, body, exporter, folder)
