@@ -120,6 +120,7 @@ fn query(input: &PlanInput, request: &PlanRequest, budget_bytes: u64) -> Query {
         seeds: policies(input)
             .map(|(_, plan)| plan.runs().collect())
             .collect(),
+        skips_proof: request.skips_proof,
     }
 }
 

@@ -34,6 +34,8 @@ pub struct PlanRequest {
     pub offload: Offload,
     /// Whether the smallest feasible peak is searched for beside the plan. Most plans take less time than this search.
     pub wants_min_peak: bool,
+    /// Whether work ends with the search for a plan. A wide gap to the lower bound then stays wide.
+    pub skips_proof: bool,
 }
 
 impl Default for PlanRequest {
@@ -51,6 +53,7 @@ impl From<Goal> for PlanRequest {
             reorder: false,
             offload: Offload::default(),
             wants_min_peak: true,
+            skips_proof: false,
         }
     }
 }

@@ -24,6 +24,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let mut request = args.step.request();
     args.goal.apply(&mut request)?;
     request.plan.wants_min_peak = !args.no_smallest;
+    request.plan.skips_proof = args.no_proof;
     let (step, outcome, maximized) = match &args.maximize {
         Some(dim) => {
             if read::is_cost_graph(&args.source) {

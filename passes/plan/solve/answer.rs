@@ -24,6 +24,8 @@ pub struct Query {
     pub seeds: Vec<Vec<OpIdx>>,
     /// Whether first runs may follow another order than the given one.
     pub reorder: bool,
+    /// Whether work ends with the search for a plan. A wide gap to the lower bound then stays wide.
+    pub skips_proof: bool,
 }
 
 /// Returns the seeds that are schedules of the problem and honour the constraints, each with its peak in bytes.

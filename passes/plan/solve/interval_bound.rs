@@ -71,7 +71,7 @@ impl<'a> Intervals<'a> {
     ) -> Option<Intervals<'a>> {
         let units = work.limit - work.done;
         let more = BRANCH_SHARE.saturating_mul(units).min(MOST_BRANCH_UNITS);
-        let program = Program::new(dag, cap, weight, &[fullest(dag, cap)?]);
+        let program = Program::new(dag, cap, weight, &[first_position(dag, cap)?]);
         work.limit = work.done + more;
         Some(Intervals::with_positions(
             program,
@@ -134,24 +134,38 @@ impl<'a> Intervals<'a> {
         above as f64 - self.best < BRANCH_GAP * self.program.dag.total_price as f64
     }
 
+    /// Solves a program with rows added while they raise the bound.
+    fn add_rows(
+        &self,
+        program: &mut Program,
+        mut made: Bounded,
+        enough: f64,
+        work: &mut Work,
+    ) -> Bounded {
+        loop {
+            let before = made.bound;
+            work.limit = work.done + self.units;
+            made = program.solve_fixing(enough, &made, work);
+            let is_idle = made.bound < before + self.least_gain();
+            if made.bound >= enough || is_idle || program.tighten(&made.point) == 0 {
+                return made;
+            }
+        }
+    }
+
+    fn least_gain(&self) -> f64 {
+        LEAST_GAIN * self.program.dag.total_price as f64
+    }
+
     /// Adds rows and positions while they raise the bound, until it is close to `above`. Keeps the program as it was when the bound last
     /// rose.
     fn add_positions(&mut self, above: i64, rule: Rule, work: &mut Work) {
         let limit = work.limit;
         let enough = enough(self.program.dag, above);
-        let least_gain = LEAST_GAIN * self.program.dag.total_price as f64;
         let (mut program, mut made) = (self.program.clone(), self.made.clone());
         let mut idle = 0;
         loop {
-            loop {
-                let before = made.bound;
-                work.limit = work.done + self.units;
-                made = program.solve_fixing(enough, &made, work);
-                let is_idle = made.bound < before + least_gain;
-                if made.bound >= enough || is_idle || program.tighten(&made.point) == 0 {
-                    break;
-                }
-            }
+            made = self.add_rows(&mut program, made, enough, work);
             for share in STARTS {
                 let mut start = program.schedule(&made.point, share);
                 drop_unread(program.dag, &mut start);
@@ -160,7 +174,7 @@ impl<'a> Intervals<'a> {
                 }
             }
             idle += 1;
-            if self.made.point.is_empty() || made.bound > self.made.bound + least_gain {
+            if self.made.point.is_empty() || made.bound > self.made.bound + self.least_gain() {
                 (self.program, self.made) = (program.clone(), made.clone());
                 self.best = made.bound;
                 idle = 0;
@@ -193,7 +207,7 @@ fn enough(dag: &Dag, above: i64) -> f64 {
 }
 
 /// Returns the op that needs the most memory when every op runs once, in the given order; `None` if that fits.
-fn fullest(dag: &Dag, cap: i64) -> Option<usize> {
+fn first_position(dag: &Dag, cap: i64) -> Option<usize> {
     let given: Vec<u32> = (0..dag.ops() as u32).collect();
     let mut simulation = Simulation::default();
     simulation.run(dag, &given);

@@ -203,13 +203,18 @@ impl<'a> Question<'a> {
         let Some(mut intervals) = Intervals::new(dag, cap, &dag.price, above, &mut work) else {
             return Ok(several);
         };
+        let units = match self.query.skips_proof {
+            true => 0,
+            false => work.limit.saturating_sub(work.done),
+        };
         // Many gaps are soon closed. Where one is not, a better plan saves more work than it takes to find.
-        let units = work.limit.saturating_sub(work.done);
         work.limit = work.done + units / FIRST_SHARE;
         let mut bound = several.max(intervals.bound(above, &mut work));
         if is_far(bound) {
             work.limit = work.done + units;
-            intervals.choose_again(above, &mut work);
+            if !work.spent() {
+                intervals.choose_again(above, &mut work);
+            }
             self.improve(found, cap, &intervals.starts)?;
             bound = bound.max(intervals.bound(self.above(found), &mut work));
         }

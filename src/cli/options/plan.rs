@@ -281,6 +281,9 @@ pub struct PlanArgs {
     /// Leave out the smallest feasible budget: the search for it takes longer than most plans
     #[arg(long, help_heading = "Output")]
     pub no_smallest: bool,
+    /// End with the search for a plan: near the smallest budget, proving how good a plan is takes longer
+    #[arg(long, help_heading = "Output")]
+    pub no_proof: bool,
     #[command(flatten)]
     pub views: Views,
     #[command(flatten)]

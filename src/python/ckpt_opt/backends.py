@@ -44,7 +44,7 @@ def backend(
         inner: `'inductor'` compiles each pass. `'aot_eager'` runs op by op: gradients are bit for bit those of eager
             PyTorch.
         objective: What a plan within the budget minimizes: `'cost'` (time) or `'flops'`.
-        effort: How long to search: `'first'`, `'normal'` or `'thorough'`.
+        effort: How long to search: `'first'`, `'normal'` or `'thorough'`, which also goes on to prove how good a plan is.
         measure: Take times of ops by running each once; else from a model of the device. By default with `'aot_eager'`.
         on_infeasible: What to do if no plan fits: `'raise'` a `BudgetError`, or warn and plan for the `'smallest'` peak.
         reserve: Bytes of the budget that are left to others: the states of an optimizer, or parameters and gradients of graphs

@@ -249,6 +249,12 @@ class Partitioner:
         module.graph.eliminate_dead_code(is_impure_node=has_effect)
         return chunks
 
+    def _plan(self, graph: dict[str, Any], budget: int | str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Plans a graph within a budget, by the options."""
+        options = self.options
+        proves = options.effort == "thorough"
+        return solve(graph, budget, options.objective, options.effort, options.offload, proves=proves)
+
     def _solve(self, graph: dict[str, Any], gradient_bytes: int) -> Solved:
         """Plans a graph within what is left of the budget."""
         budget, held = self.options.budget, 0
@@ -260,14 +266,13 @@ class Partitioner:
             limit: int | None = budget - held
         else:
             limit = limit_of(budget, graph)
-        ways = self.options.objective, self.options.effort, self.options.offload
         if limit is not None and self.options.fused:
             found = self._aimed(graph, limit)
             if found is not None:
                 return Solved(*found[:2], limit, held, is_smallest=found[2])
         ask = budget if isinstance(budget, str) or limit is None else limit
         try:
-            return Solved(*solve(graph, ask, *ways), limit, held, is_smallest=False)
+            return Solved(*self._plan(graph, ask), limit, held, is_smallest=False)
         except BudgetError as error:
             if error.smallest_bytes is None or self.options.on_infeasible != "smallest":
                 if self.running.plans() and isinstance(self.options.reserve, int):
@@ -280,29 +285,28 @@ class Partitioner:
                 raise
             lines = str(error).splitlines()[:2]
             warnings.warn(f"{'; '.join(lines)}: planned for that", PlanWarning, stacklevel=3)
-            return Solved(*solve(graph, error.smallest_bytes, *ways), limit, held, is_smallest=True)
+            return Solved(*self._plan(graph, error.smallest_bytes), limit, held, is_smallest=True)
 
     def _aimed(self, graph: dict[str, Any], limit: int) -> tuple[dict[str, Any], dict[str, Any], bool] | None:
         """Plans for the target that is asked for; returns the plan, the report, and whether no plan has a smaller peak.
 
         Returns `None` where no plan is within the limit.
         """
-        ways = self.options.objective, self.options.effort, self.options.offload
         if self._aim is None:
-            unlimited, _ = solve(graph, 2 * peak_of(graph, list(range(len(graph["ops"])))), *ways)
+            unlimited, _ = self._plan(graph, 2 * peak_of(graph, list(range(len(graph["ops"])))))
             first = peak_of(graph, unlimited["schedule"], unlimited.get("offloaded", []))
             self.targets = Targets(first, static_bytes(graph))
         self.place = self.targets.within(limit) if self._aim is None else self._aim
         try:
-            return *solve(graph, self.targets[self.place], *ways), False
+            return *self._plan(graph, self.targets[self.place]), False
         except BudgetError:
             leave_to_plan(graph, self._free)
         try:
-            return *solve(graph, self.targets[self.place], *ways), False
+            return *self._plan(graph, self.targets[self.place]), False
         except BudgetError as error:
             if error.smallest_bytes is None or error.smallest_bytes > limit:
                 return None
-            return *solve(graph, error.smallest_bytes, *ways), True
+            return *self._plan(graph, error.smallest_bytes), True
 
     def _held(self, budget: int, own: int) -> int:
         """Returns what of a budget is taken by others than this graph: the reserve, and graphs that wait for their backward pass.

@@ -180,7 +180,7 @@ def follow(graph: dict[str, Any], policy: str, offload: str = "none") -> tuple[d
 
 
 def solve(
-    graph: dict[str, Any], budget: int | str, objective: str, effort: str, offload: str = "none"
+    graph: dict[str, Any], budget: int | str, objective: str, effort: str, offload: str = "none", *, proves: bool = True
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Plans a cost graph within a budget; returns the plan and the planner's report.
 
@@ -190,6 +190,7 @@ def solve(
         objective: `cost` or `flops`.
         effort: `first`, `normal` or `thorough`.
         offload: `none`, `auto` or `cpu`.
+        proves: Whether to go on proving how good a plan is after the search for it.
 
     Raises:
         BudgetError: No plan fits.
@@ -200,6 +201,7 @@ def solve(
     # Budgets of a cost graph are on the peak above what is static.
     words = ["--budget", budget if isinstance(budget, str) else str(budget - static)]
     words += ["--objective", objective, "--effort", effort, "--no-smallest", *offloading(offload)]
+    words += [] if proves else ["--no-proof"]
     with tempfile.TemporaryDirectory(prefix="ckpt-opt-") as folder:
         source, out = Path(folder, "graph.json"), Path(folder, "plan.json")
         source.write_text(json.dumps(graph))

@@ -33,12 +33,20 @@ const LOOKAHEAD: usize = 8;
 /// How much a number of repeats of one op counts beside that of all ops of its weight.
 const OP_SHARE: f64 = 0.5;
 
-/// Of repeats: a weight, an op of that weight or [`NONE`] for all, and [`NONE`]. Of a residency: 0, the value, and the variable.
-type Key = (i64, u32, u32);
+/// What is a whole number in every schedule.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Number {
+    /// How often all ops of one weight run again.
+    RepeatsOfWeight(i64),
+    /// How often one op runs again.
+    Repeats(usize),
+    /// 1 if a value stays at a position, else 0; the variable that says so.
+    Stays(u32),
+}
 
-/// Variables whose sum is a whole number in every schedule: all repeats of one op or of all ops of one weight, or one residency.
+/// The variables whose sum is a [`Number`].
 struct Group {
-    key: Key,
+    number: Number,
     /// How much a fractional number of runs counts when the group to branch on is chosen.
     score: f64,
     /// The variables of all runs, or of a residency.
@@ -64,14 +72,14 @@ struct Limit {
 /// linear programming", 1971).
 struct Gains {
     /// For each group and side, two sums: of the gains, and of the distances by which the limits moved the number.
-    sums: FxHashMap<Key, [(f64, f64); 2]>,
+    sums: FxHashMap<Number, [(f64, f64); 2]>,
     /// The same totals over all groups, where each distance is multiplied by the score of its group.
     all: (f64, f64),
 }
 
 impl Gains {
     fn learn(&mut self, group: &Group, side: Side, distance: f64, gain: f64) {
-        let sums = &mut self.sums.entry(group.key).or_default()[side as usize];
+        let sums = &mut self.sums.entry(group.number).or_default()[side as usize];
         *sums = (sums.0 + gain, sums.1 + distance);
         self.all.0 += gain;
         self.all.1 += distance * group.score;
@@ -79,14 +87,14 @@ impl Gains {
 
     /// Returns whether a limit on the group was tried.
     fn knows(&self, group: &Group) -> bool {
-        self.sums.contains_key(&group.key)
+        self.sums.contains_key(&group.number)
     }
 
     /// Returns the product of the gains that both limits are expected to bring; each counts as at least `least`. `over` is the
     /// fractional part of the group's number.
     fn expected(&self, group: &Group, over: f64, least: f64) -> f64 {
         let of_unknown = group.score * self.all.0 / self.all.1;
-        let known = self.sums.get(&group.key).copied().unwrap_or_default();
+        let known = self.sums.get(&group.number).copied().unwrap_or_default();
         let gain = |side: Side, distance: f64| {
             let (sum, of) = known[side as usize];
             let each = if of > 0.0 { sum / of } else { of_unknown };
@@ -188,9 +196,21 @@ impl Branch {
     }
 }
 
-/// Whether a score is higher than that of the best.
-fn is_higher<T>(score: f64, best: &Option<(f64, &Group, T)>) -> bool {
-    best.as_ref().is_none_or(|best| score > best.0)
+/// A group that a branch can be divided by.
+struct Division<'g> {
+    group: &'g Group,
+    /// The fractional part of the group's number.
+    over: f64,
+    /// What the division is expected to bring; infinite once a part of it is known to need no further look.
+    score: f64,
+    /// The two parts, if the division was tried.
+    parts: Option<[Branch; 2]>,
+}
+
+impl Division<'_> {
+    fn is_better(&self, best: &Option<Division>) -> bool {
+        best.as_ref().is_none_or(|best| self.score > best.score)
+    }
 }
 
 impl Program<'_> {
@@ -207,13 +227,14 @@ impl Program<'_> {
         }
         let mut groups = Vec::new();
         for (weight, ops) in of_weight {
-            let group = |op: u32, share: f64, ops: &[usize]| Group {
-                key: (weight, op, NONE),
+            let group = |number: Number, share: f64, ops: &[usize]| Group {
+                number,
                 score: weight as f64 * share,
                 runs: ops.iter().flat_map(|o| runs(*o)).collect(),
             };
-            groups.push(group(NONE, 1.0, &ops));
-            groups.extend(ops.iter().map(|o| group(*o as u32, OP_SHARE, &[*o])));
+            groups.push(group(Number::RepeatsOfWeight(weight), 1.0, &ops));
+            let of_op = |o: &usize| group(Number::Repeats(*o), OP_SHARE, &[*o]);
+            groups.extend(ops.iter().map(of_op));
         }
         groups
     }
@@ -222,7 +243,7 @@ impl Program<'_> {
     fn single_stays(&self) -> Vec<Group> {
         let worth = self.dag.total_price as f64 / self.cap.max(1) as f64;
         let group = |(v, stays): (usize, u32)| Group {
-            key: (0, v as u32, stays),
+            number: Number::Stays(stays),
             score: self.dag.size[v] as f64 * worth,
             runs: [stays].into(),
         };
@@ -244,28 +265,57 @@ impl Program<'_> {
     fn divide(
         &self,
         parent: &Branch,
-        groups: &[&Group],
+        divisions: &mut [Division],
         enough: f64,
         gains: &mut Gains,
         work: &mut Work,
-    ) -> Vec<[Branch; 2]> {
-        let limits: Vec<_> = groups.iter().map(|group| parent.sides(group)).collect();
-        let parts = limits
-            .iter()
-            .flatten()
-            .map(|(limit, _)| parent.with(Some(limit), self));
+    ) {
+        let sides = divisions.iter().flat_map(|d| parent.sides(d.group));
+        let (limits, distances): (Vec<Limit>, Vec<f64>) = sides.unzip();
+        let parts = limits.iter().map(|limit| parent.with(Some(limit), self));
         let mut parts: Vec<Branch> = parts.collect();
         self.solve_branches(&mut parts, PROBE_UNITS, enough, work);
-        let mut parts = parts.into_iter();
-        let mut divided = Vec::new();
-        for (group, sides) in groups.iter().zip(&limits) {
-            for (part, (limit, distance)) in parts.as_slice().iter().zip(sides) {
-                let gain = part.made.bound - parent.made.bound;
-                gains.learn(group, limit.side, *distance, gain);
-            }
-            divided.extend(parts.next().zip(parts.next()).map(|(a, b)| [a, b]));
+        for (i, part) in parts.iter().enumerate() {
+            let gain = part.made.bound - parent.made.bound;
+            gains.learn(divisions[i / 2].group, limits[i].side, distances[i], gain);
         }
-        divided
+        let mut parts = parts.into_iter();
+        for division in divisions {
+            let two = parts.next().zip(parts.next()).map(|(a, b)| [a, b]);
+            let is_closed = |part: &Branch| part.made.bound >= enough;
+            division.score = match two.iter().flatten().any(is_closed) {
+                true => f64::INFINITY,
+                false => gains.expected(division.group, division.over, self.least_score()),
+            };
+            division.parts = two;
+        }
+    }
+
+    fn least_score(&self) -> f64 {
+        LEAST_SCORE * self.dag.total_price as f64
+    }
+
+    /// Returns the groups by which a branch can be divided, in descending order of what they are expected to bring.
+    fn fractional<'g>(
+        &self,
+        parent: &Branch,
+        groups: &'g [Group],
+        gains: &Gains,
+    ) -> Vec<Division<'g>> {
+        let least = self.least_score();
+        let divisions = groups.iter().filter_map(|group| {
+            let over = parent.count(group).fract();
+            let is_whole = over.min(1.0 - over) * group.score <= least;
+            (!is_whole).then(|| Division {
+                group,
+                over,
+                score: gains.expected(group, over, least),
+                parts: None,
+            })
+        });
+        let mut divisions: Vec<Division> = divisions.collect();
+        divisions.sort_by(|a, b| b.score.total_cmp(&a.score));
+        divisions
     }
 
     /// Divides a branch by the group for which this raises the bound most. Where this is not known, it is tried, until the last
@@ -279,46 +329,38 @@ impl Program<'_> {
         gains: &mut Gains,
         work: &mut Work,
     ) -> Option<[Branch; 2]> {
-        let least = LEAST_SCORE * self.dag.total_price as f64;
-        let mut best: Option<(f64, &Group, Option<[Branch; 2]>)> = None;
+        let mut best: Option<Division> = None;
         for groups in kinds {
-            let fractional = groups.iter().filter_map(|group| {
-                let over = parent.count(group).fract();
-                let is_whole = over.min(1.0 - over) * group.score <= least;
-                (!is_whole).then(|| (gains.expected(group, over, least), over, group))
-            });
-            let mut candidates: Vec<(f64, f64, &Group)> = fractional.collect();
-            candidates.sort_by(|a, b| b.0.total_cmp(&a.0));
-            let (known, unknown): (Vec<_>, Vec<_>) =
-                candidates.into_iter().partition(|c| gains.knows(c.2));
-            let known = known
-                .first()
-                .map(|(score, _, group)| (*score, *group, None));
-            best = known.filter(|known| is_higher(known.0, &best)).or(best);
+            let fractional = self.fractional(parent, groups, gains);
+            let (known, mut unknown): (Vec<_>, Vec<_>) =
+                fractional.into_iter().partition(|d| gains.knows(d.group));
+            let known = known.into_iter().next();
+            best = known.filter(|known| known.is_better(&best)).or(best);
             let mut idle = 0;
-            for tried in unknown.chunks(TOGETHER) {
-                let is_closed = best.as_ref().is_some_and(|best| best.0 == f64::INFINITY);
+            for tried in unknown.chunks_mut(TOGETHER) {
+                let is_closed = best
+                    .as_ref()
+                    .is_some_and(|best| best.score == f64::INFINITY);
                 if is_closed || idle >= LOOKAHEAD || work.spent() {
                     break;
                 }
                 idle += tried.len();
-                let groups: Vec<&Group> = tried.iter().map(|c| c.2).collect();
-                let divided = self.divide(parent, &groups, enough, gains, work);
-                for (parts, (_, over, group)) in divided.into_iter().zip(tried) {
-                    let is_closed = parts.iter().any(|part| part.made.bound >= enough);
-                    let score = match is_closed {
-                        true => f64::INFINITY,
-                        false => gains.expected(group, *over, least),
-                    };
-                    if is_higher(score, &best) {
-                        best = Some((score, *group, Some(parts)));
+                self.divide(parent, tried, enough, gains, work);
+                for division in tried {
+                    if division.is_better(&best) {
+                        let parts = division.parts.take();
+                        best = Some(Division { parts, ..*division });
                         idle = 0;
                     }
                 }
             }
         }
-        let (_, group, parts) = best?;
-        parts.or_else(|| self.divide(parent, &[group], enough, gains, work).pop())
+        let mut best = best?;
+        if best.parts.is_none() {
+            let chosen = std::slice::from_mut(&mut best);
+            self.divide(parent, chosen, enough, gains, work);
+        }
+        best.parts
     }
 
     /// Returns a bound, at most `enough`. Starts from `made`, the last solution of the program.
