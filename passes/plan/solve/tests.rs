@@ -306,6 +306,33 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
 }
 
 #[test]
+fn a_bound_without_the_proof_holds_and_is_lower() {
+    let mut r = Random::new(18);
+    let (mut same, mut lower) = (0, 0);
+    for _ in 0..100 {
+        let p = random_problem(&mut r, 60);
+        let before = evaluate(&p, &p.given_order()).unwrap();
+        let full = Query {
+            budget_bytes: before.static_bytes + before.peak_above_static_bytes * 7 / 10,
+            effort: Effort::Units(100_000),
+            ..Query::default()
+        };
+        let short = Query {
+            skips_proof: true,
+            ..full.clone()
+        };
+        let [Ok(full), Ok(short)] = [full, short].map(|query| solve(&p, &query).unwrap()) else {
+            continue;
+        };
+        assert!(short.bound.lower <= full.bound.lower);
+        assert!(short.bound.lower <= short.score.cost);
+        same += usize::from(short.score.cost == full.score.cost);
+        lower += usize::from(short.bound.lower < full.bound.lower);
+    }
+    assert!(same > 20 && lower > 5, "{same} {lower}");
+}
+
+#[test]
 fn choices_are_kept() {
     let mut r = Random::new(8);
     let (mut kept, mut dropped) = (0, 0);
