@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,22 +14,36 @@ import ckpt_opt
 from ckpt_opt.fusion import free_nodes
 
 
-def names_of_free() -> set[str]:
-    """Returns the names for a product and three elementwise ops behind it."""
+def three_cosines(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).cos().cos().cos()
+
+
+def scaled_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Returns rows that are scaled by a table that is computed on the way, one scale for 16 elements."""
+    return ((x @ w) * torch.arange(1.0, 5.0).sin()[:, None]).sin()
+
+
+def names_of_free(function: Callable[..., torch.Tensor] = three_cosines, columns: int = 4) -> set[str]:
+    """Returns the names of the free nodes of a function of four rows and of weights."""
     found: list[set[str]] = []
 
     def partition(module: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
         found.append(free_nodes(module, num_fwd_outputs))
         return aot.default_partition(module, inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
 
-    step = aot_function(lambda x, w: (x @ w).cos().cos().cos(), lambda module, _: module, partition_fn=partition)
-    step(torch.ones(4, 4), torch.ones(4, 4, requires_grad=True)).sum().backward()
+    step = aot_function(function, lambda module, _: module, partition_fn=partition)
+    step(torch.ones(4, 4), torch.ones(4, columns, requires_grad=True)).sum().backward()
     return found[0]
 
 
 def test_what_follows_a_product_is_free() -> None:
     free = names_of_free()
     assert {"cos", "cos_1"} <= free and "mm" not in free
+
+
+def test_a_table_that_is_broadcast_is_not_free() -> None:
+    assert "sin" not in names_of_free(scaled_rows, 16)
+    assert "sin" in names_of_free(scaled_rows, 4)
 
 
 def test_a_partitioner_that_cannot_be_asked_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

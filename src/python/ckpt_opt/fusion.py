@@ -12,10 +12,14 @@ from torch import fx
 from torch._functorch import config
 from torch._functorch import partitioners as aot
 
+from ckpt_opt.joint import is_pointwise, is_view, number, tensors_of
 from ckpt_opt.planner import PlanWarning
 
 STEP = 0.95
 """Each target is so many times the one before it, both above what is static."""
+
+BROADCAST = 8
+"""To compute each element of a node so many times takes longer than to save and read it."""
 
 
 class Saved(Exception):
@@ -27,7 +31,8 @@ class Saved(Exception):
 
 
 def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
-    """Returns the names of the nodes that PyTorch's partitioner recomputes without a budget, those of the backward pass included.
+    """Returns the names of the nodes that PyTorch's partitioner recomputes without a budget, those of the backward pass included,
+    but for `broadcast_nodes`.
 
     Kernels of the backward pass recompute these results from what they read anyway. To keep them costs time, because they are
     then written and read. If the partitioner cannot be asked, a warning says so, and no names are returned.
@@ -78,7 +83,25 @@ def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
             found.add(node)
             recomputed.add(originals[node].name)
             stack.extend(node.all_input_nodes)
-    return recomputed - asked_for
+    return recomputed - asked_for - broadcast_nodes(module.graph)
+
+
+def broadcast_nodes(graph: fx.Graph) -> set[str]:
+    """Returns the names of the nodes that fused kernels would compute many times for each of their elements.
+
+    A kernel that recomputes a node does so for each element of its own result. Where the node was broadcast to that, as a table
+    of sines is to all heads, this takes far more time than to read what was saved. Constants are as cheap as a read.
+    """
+    sizes = {node: sum(number(tensor.numel()) for tensor in tensors_of(node.meta.get("val"))) for node in graph.nodes}
+    computed: dict[fx.Node, int] = {}
+    for node in reversed(graph.nodes):
+        fused = (user for user in node.users if is_view(user) or is_pointwise(user))
+        computed[node] = max([sizes[node], *(computed[user] for user in fused)])
+    return {
+        node.name
+        for node in graph.nodes
+        if node.all_input_nodes and not is_view(node) and computed[node] >= BROADCAST * max(1, sizes[node])
+    }
 
 
 def leave_to_plan(graph: dict[str, Any], free: set[str]) -> None:

@@ -82,6 +82,11 @@ def is_view(node: fx.Node) -> bool:
     return all(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
 
 
+def is_pointwise(node: fx.Node) -> bool:
+    """Returns true if each element of the result depends on one element of each operand, by PyTorch's tag."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
 def is_collective(node: fx.Node) -> bool:
     """Returns true if the node communicates with other processes."""
     return getattr(node.target, "namespace", "") in COLLECTIVES

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ckpt_opt.joint import is_pointwise
+
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -95,7 +97,7 @@ def fit(node: fx.Node, known: Known) -> Fit:
     if not isinstance(node.meta.get("val"), torch.Tensor):
         raise Refused(f"`{node.name}` ({node.target}) has several results")
     rule = RULES.get(str(getattr(node.target, "_overloadpacket", node.target)))
-    if rule is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+    if rule is None and is_pointwise(node):
         rule = pointwise
     if rule is None:
         raise Refused(
