@@ -174,7 +174,7 @@ fn assert_near(what: &str, found: &Tensor, expected: &Tensor) {
         );
     }
     assert!(
-        apart <= expected.elements() as u64 / 10_000,
+        apart <= expected.elements() / 10_000,
         "{what}: {apart} elements differ"
     );
 }
