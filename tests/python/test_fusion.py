@@ -19,12 +19,12 @@ def three_cosines(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Returns rows that are scaled by a table that is computed on the way, one scale for 16 elements."""
+    """Multiplies each row by one entry of a table of sines."""
     return ((x @ w) * torch.arange(1.0, 5.0).sin()[:, None]).sin()
 
 
 def names_of_free(function: Callable[..., torch.Tensor] = three_cosines, columns: int = 4) -> set[str]:
-    """Returns the names of the free nodes of a function of four rows and of weights."""
+    """Returns the names of the free nodes of a function of a 4 x 4 matrix and of weights with so many columns."""
     found: list[set[str]] = []
 
     def partition(module: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ STEP = 0.95
 """Each target is so many times the one before it, both above what is static."""
 
 BROADCAST = 8
-"""To compute each element of a node so many times takes longer than to save and read it."""
+"""A node is broadcast if a fused kernel would compute each of its elements at least this many times."""
 
 
 class Saved(Exception):
@@ -31,11 +31,10 @@ class Saved(Exception):
 
 
 def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
-    """Returns the names of the nodes that PyTorch's partitioner recomputes without a budget, those of the backward pass included,
-    but for `broadcast_nodes`.
+    """Returns the names of the nodes that PyTorch's partitioner recomputes without a budget, and of the nodes of the backward pass.
 
     Kernels of the backward pass recompute these results from what they read anyway. To keep them costs time, because they are
-    then written and read. If the partitioner cannot be asked, a warning says so, and no names are returned.
+    then written and read. `broadcast_nodes` are left out, because recomputing them is slow. If the partitioner cannot be asked, a warning says so, and no names are returned.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -87,10 +86,11 @@ def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
 
 
 def broadcast_nodes(graph: fx.Graph) -> set[str]:
-    """Returns the names of the nodes that fused kernels would compute many times for each of their elements.
+    """Returns the names of the nodes whose elements a fused kernel would compute many times.
 
-    A kernel that recomputes a node does so for each element of its own result. Where the node was broadcast to that, as a table
-    of sines is to all heads, this takes far more time than to read what was saved. Constants are as cheap as a read.
+    A kernel that recomputes a node does so once for each element of the kernel's result. A table of sines that is broadcast to all
+    heads is computed once per head that way. Reading a saved table is much faster. Constants are not included: they are as
+    cheap as a read.
     """
     sizes = {node: sum(number(tensor.numel()) for tensor in tensors_of(node.meta.get("val"))) for node in graph.nodes}
     computed: dict[fx.Node, int] = {}
@@ -100,7 +100,7 @@ def broadcast_nodes(graph: fx.Graph) -> set[str]:
     return {
         node.name
         for node in graph.nodes
-        if node.all_input_nodes and not is_view(node) and computed[node] >= BROADCAST * max(1, sizes[node])
+        if node.all_input_nodes and not is_view(node) and 0 < BROADCAST * sizes[node] <= computed[node]
     }
 
 
