@@ -22,13 +22,13 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tools.lib import options, page, results, zoo
+from tools.lib import options, page, results, shrink, zoo
 from tools.lib.model_inputs import Maker, Sizes
 from tools.lib.results import Row
 
@@ -51,10 +51,12 @@ def loss_of(result: Any) -> torch.Tensor:
     return torch.stack([t.pow(2).mean() for t in tensors if t.is_floating_point() and t.requires_grad]).sum()
 
 
-def built(name: str, sizes: Sizes = SIZES) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def built(
+    name: str, sizes: Sizes = SIZES, cuts: Sequence[str] = shrink.CUTS
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Returns a small model and inputs that it runs with."""
     (architecture,) = [a for a in zoo.architectures(["transformers", "timm"]) if a.name == name]
-    for model, _ in architecture.candidates():
+    for model, _ in architecture.candidates(cuts):
         for inputs in Maker(model, sizes, architecture.group).candidates():
             try:
                 loss_of(model(**inputs)).backward()

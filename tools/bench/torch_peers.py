@@ -1,6 +1,6 @@
 """Compares training through the Python package with PyTorch's own ways to save memory, at their own peaks.
 
-    python tools torch-peers --ckpt-opt BINARY [--inner aot_eager,inductor] [--model llama,…] [--size 8x64]
+    python tools torch-peers --ckpt-opt BINARY [--inner aot_eager,inductor] [--model llama,…] [--size 8x64] [--wide]
         [--results FILE.jsonl] [--page FILE.md]
 
 Each row is a small model of transformers or timm, a way to compile it and a peer:
@@ -47,7 +47,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tools.bench.suite import corrected
 from tools.bench.torch_budgets import INNER, MODELS, TOLERANCE_BYTES, built, loss_of
-from tools.lib import options, page, results, zoo
+from tools.lib import options, page, results, shrink, zoo
 from tools.lib.model_inputs import Sizes
 from tools.lib.results import Row
 
@@ -242,12 +242,13 @@ def bound(row: Row) -> str:
     return "" if known is None else f"+{known:.1f}"
 
 
-def fitting(name: str, size: Sizes) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def fitting(name: str, size: Sizes, wide: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Returns a small model and inputs, of half the length if it takes no longer ones."""
+    cuts = (shrink.WIDE,) if wide else shrink.CUTS
     try:
-        return built(name, size)
+        return built(name, size, cuts)
     except zoo.Unbuilt:
-        return built(name, Sizes(size.batch, size.seq // 2))
+        return built(name, Sizes(size.batch, size.seq // 2), cuts)
 
 
 def size_of(text: str) -> Sizes:
@@ -263,6 +264,9 @@ def main() -> int:
     arguments.add_argument(
         "--size", type=size_of, default=size_of("8x64"), metavar="BATCHxLENGTH", help="[default: 8x64]"
     )
+    arguments.add_argument(
+        "--wide", action="store_true", help="models of transformers of width 256 instead of 32, with heads of 64"
+    )
     results.add_option(arguments)
     options.add_page(arguments)
     given = arguments.parse_args()
@@ -275,9 +279,10 @@ def main() -> int:
         for inner, peer in itertools.product(given.inner, given.peer):
             if inner == "inductor" and peer == CHECKPOINT:
                 continue
-            row: Row = {"model": name, "inner": inner, "peer": peer, "size": f"{given.size.batch}x{given.size.seq}"}
+            size = f"{given.size.batch}x{given.size.seq}{' wide' * given.wide}"
+            row: Row = {"model": name, "inner": inner, "peer": peer, "size": size}
             if key(row) not in known:
-                made = made or fitting(name, given.size)
+                made = made or fitting(name, given.size, given.wide)
                 try:
                     row |= compare(*made, inner, peer)
                 except Exception as error:
@@ -290,7 +295,8 @@ def main() -> int:
     print("\n".join(lines))
     notes = [f"{key(row)}: {row['left_out']}" for row in rows if "left_out" in row]
     failures = [f"{key(row)}: {text}" for row in rows if (text := wrong(row))]
-    head = page.head(f"PyTorch {torch.__version__}, batch {given.size.batch}, length {given.size.seq}", 1)
+    width = f", width {shrink.TIMES * shrink.WIDTH}" if given.wide else ""
+    head = page.head(f"PyTorch {torch.__version__}, batch {given.size.batch}, length {given.size.seq}{width}", 1)
     return page.finish("Peers in PyTorch", [head, "", *lines], notes, failures, given.page)
 
 

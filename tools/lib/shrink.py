@@ -31,6 +31,10 @@ FIRST_SPECIAL_TOKEN = 120
 
 CUTS = ("all", "named", "depth", "none")
 """All rules; all but the one for other widths; depth, vocabulary and lengths only; token ids only."""
+WIDE = "wide"
+"""A cut with widths of 256, 4 heads of 64: large enough that products take most of a step's time."""
+TIMES = 8
+"""How many times as wide as in other cuts."""
 
 Rule = tuple[str, Callable[[int], int]]
 
@@ -72,16 +76,25 @@ SIZES: list[Rule] = [
     (r"num_queries|two_stage_num_proposals|latent_query_num|num_query_tokens|.*n(um)?_latents(_2d)?|num_landmarks", at_most(6)),
     (r"num_denoising|inference_num_steps|train_num_points", at_most(4)),
 ]  # fmt: skip
+OF_HEADS = (
+    r"(.*_)?(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|head_dim|d_kv|dim_head|d_head|kv_channels|head_size"
+    r"|attention_head_(dim|size)|headdim|rotary_dim)"
+)
+OF_INNER = (
+    r"(.*_)?(intermediate_(size|dim)|ffn_dim|d_ff|dff|dim_ff|n_inner|mlp_dim|ffn_hidden_size|d_inner|dim_feedforward|feedforward_dim"
+    r"|feed_forward_size|linear_units|mlp_hidden_size|feed_forward_hidden_size|intermediate_size_mlp)"
+)
+OF_LAYERS = (
+    r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|embedding_size|hidden_dim|d_embed|dim|width|embedding_dim)"
+)
 WIDTHS: list[Rule] = [
     (r"qk_head_dim|index_head_dim", at_most(2 * HEAD_WIDTH)),
-    (r"(.*_)?(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|head_dim|d_kv|dim_head|d_head|kv_channels|head_size"
-     r"|attention_head_(dim|size)|headdim|rotary_dim)", at_most(HEAD_WIDTH)),
+    (OF_HEADS, at_most(HEAD_WIDTH)),
     (r"(.*_)?mamba_(n|num)_heads|n_mamba_heads", lambda value: 2 * HEADS if value > 2 else value),
     (r"linear_num_key_heads", at_most(2)),
     (r"(.*_)?((num_)?(key_value|kv)(_attention)?_heads|n_kv_heads|kv_n_heads)", at_most(HEADS)),
     (r"(.*_)?(n_head|n_heads|num_heads|heads|attention_heads|n_attn_heads)", at_most(HEADS)),
-    (r"(.*_)?(intermediate_(size|dim)|ffn_dim|d_ff|dff|dim_ff|n_inner|mlp_dim|ffn_hidden_size|d_inner|dim_feedforward|feedforward_dim"
-     r"|feed_forward_size|linear_units|mlp_hidden_size|feed_forward_hidden_size|intermediate_size_mlp)", at_most(INNER)),
+    (OF_INNER, at_most(INNER)),
     (r"n_routed_experts|num_local_experts|(moe_)?num_experts|num_experts_total", at_most(HEADS)),
     (r".*num_experts_per_tok(en)?|moe_top_?k|moe_k|n_shared_experts|num_experts_per_token", at_most(2)),
     (r"n_group|num_expert_group", at_most(2)),
@@ -94,10 +107,16 @@ WIDTHS: list[Rule] = [
     (r"mamba_d_ssm|lru_width", at_most(INNER)),
     (r"time_step_rank|mamba_dt_rank", at_most(4)),
     (r"(.*_)?(q|kv|o)_lora_rank|.*_rank|hc_lowrank", at_most(16)),
-    (r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|embedding_size|hidden_dim|d_embed|dim|width|embedding_dim)", at_most(WIDTH)),
+    (OF_LAYERS, at_most(WIDTH)),
     (r"num_codevectors_per_group|codebook_size|num_embeddings|n_codebooks|num_codebooks|quantization_dim", at_most(8)),
     (r"query_pre_attn_scalar", at_most(HEAD_WIDTH)),
 ]  # fmt: skip
+LARGE_WIDTHS: list[Rule] = [
+    (OF_HEADS, at_most(TIMES * HEAD_WIDTH)),
+    (OF_INNER, at_most(TIMES * INNER)),
+    (OF_LAYERS, at_most(TIMES * WIDTH)),
+    (r"relative_attention_max_distance", at_most(2 * LENGTH)),
+]
 OTHER_WIDTHS: list[Rule] = [
     (r"qk_head_dim|index_head_dim", at_most(2 * HEAD_WIDTH)),
     (r".*(_size|_dims?|_channels?|_hidden|_units|_features|_filters|_feats|num_filters|hidden_dimension|_size_global|dim_base|d_latents)",
@@ -108,6 +127,7 @@ RULES = {
     "named": [*DEPTHS, *SIZES, *WIDTHS],
     "depth": [*DEPTHS, *SIZES],
     "none": [],
+    WIDE: [*DEPTHS, *SIZES, *LARGE_WIDTHS, *WIDTHS],
 }
 FIXED = re.compile(
     r"id2label|label2id|.*sampling_rate|.*sample_rate|num_channels|in_channels|.*kernel_size|chunk_size_feed_forward|.*temperature"
@@ -248,7 +268,7 @@ def layers_to_keep(values: dict[str, Any]) -> list[int]:
 
 def smaller(name: str, value: Any, cut: str, values: dict[str, Any], chosen: list[int]) -> Any:
     """Returns the value of one field in a small configuration."""
-    if value is None and name == "head_dim" and cut != "depth" and depth_of(values):
+    if value is None and name == "head_dim" and cut not in ("depth", WIDE) and depth_of(values):
         return HEAD_WIDTH
     if isinstance(value, bool) or value is None:
         return value

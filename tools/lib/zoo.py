@@ -6,7 +6,7 @@ makes. timm: for each of its modules the smallest variant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -88,9 +88,9 @@ class Architecture:
     maker: str
     """transformers: the name of the model class. timm: the module whose variants these are."""
 
-    def candidates(self) -> Iterator[tuple[torch.nn.Module, str]]:
-        """Yields small models that can be built, the smallest first, each with words for its variant."""
-        return (transformers_models if self.family == "transformers" else timm_models)(self)
+    def candidates(self, cuts: Sequence[str] = shrink.CUTS) -> Iterator[tuple[torch.nn.Module, str]]:
+        """Yields small models that can be built, the smallest first, each with words for its variant; timm has no cuts."""
+        return timm_models(self) if self.family == "timm" else transformers_models(self, cuts)
 
 
 def architectures(families: list[str]) -> list[Architecture]:
@@ -137,7 +137,7 @@ def in_timm() -> tuple[Architecture, ...]:
     return tuple(Architecture(f"timm/{m}", "timm", "timm", m) for m in modules if timm.list_models(module=m))
 
 
-def transformers_models(architecture: Architecture) -> Iterator[tuple[torch.nn.Module, str]]:
+def transformers_models(architecture: Architecture, cuts: Sequence[str]) -> Iterator[tuple[torch.nn.Module, str]]:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -145,7 +145,7 @@ def transformers_models(architecture: Architecture) -> Iterator[tuple[torch.nn.M
     if model_class is None:
         raise Unbuilt(f"transformers has no {architecture.maker}")
     reasons = []
-    for cut in shrink.CUTS:
+    for cut in cuts:
         try:
             config = shrink.small((model_class.config_class or CONFIG_MAPPING[architecture.name])(), cut)
             without_cache(config)
@@ -160,7 +160,7 @@ def transformers_models(architecture: Architecture) -> Iterator[tuple[torch.nn.M
             reasons.append(f"{type(error).__name__}: {error}")
             continue
         yield prepared(model), f"{architecture.maker}, cut {cut}"
-    if len(reasons) == len(shrink.CUTS):
+    if len(reasons) == len(cuts):
         raise Unbuilt(reasons[0])
 
 

@@ -30,6 +30,7 @@ from torch._inductor.virtualized import V
 
 from ckpt_opt.dry_run import dry_run
 from ckpt_opt.fusion import Search
+from ckpt_opt.masks import save_as_bytes
 from ckpt_opt.partition import Partitioner, Repeated, steps_in
 from ckpt_opt.planner import BudgetError, Plan, PlanWarning, last_plans, mib
 
@@ -213,9 +214,13 @@ class InductorPartitioner(CustomPartitionerFn):
     def __init__(self, partition: Partitioner) -> None:
         self._partition = partition
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Splits a joint graph."""
-        return self._partition(gm, joint_inputs, **kwargs)
+        passes = self._partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
+        save_as_bytes(*passes, num_fwd_outputs)
+        return passes
 
     def uuid(self) -> str:
         """Returns what compiled code depends on besides the graph."""

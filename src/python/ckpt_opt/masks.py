@@ -1,0 +1,68 @@
+"""Lets the forward pass save masks as bytes, where inductor compiles for a CPU.
+
+Inductor's kernels write booleans one at a time, which takes 10 to 20 times as long as to write as many bytes at once. A mask of
+a dropout or of a ReLU takes longer to save that way than to compute. A byte takes as much memory as a boolean.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.utils import detect_fake_mode
+
+from ckpt_opt.joint import is_pointwise, is_view
+
+
+def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: int) -> None:
+    """Changes the masks that the forward pass saves to bytes, and lets the backward pass make masks of them again.
+
+    Args:
+        forward: The forward pass. Its results are `forward_outputs` of the user's, then what it saves.
+        backward: The backward pass, which takes what is saved under the same names.
+        forward_outputs: The number of the user's results.
+    """
+    output = forward.graph.output_node()
+    results = list(output.args[0])
+    taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    for i, mask in enumerate(results[forward_outputs:], forward_outputs):
+        if not is_fused_mask(mask) or mask in results[:forward_outputs]:
+            continue
+        results[i] = as_byte = convert(convert(mask, torch.float32), torch.uint8)
+        read = taken[mask.name]
+        users = list(read.users)
+        read.meta = read.meta | {"val": as_byte.meta["val"]}
+        as_float = convert(read, torch.float32)
+        with backward.graph.inserting_after(as_float):
+            again = backward.graph.call_function(torch.ops.aten.ne.Scalar, (as_float, 0))
+        again.meta = dict(mask.meta)
+        for user in users:
+            user.replace_input_with(read, again)
+    output.args = (tuple(results),)
+    for module in (forward, backward):
+        module.graph.lint()
+        module.recompile()
+
+
+def is_fused_mask(node: Any) -> bool:
+    """Returns true for a mask on a CPU that only fused kernels read, so that booleans need not be written anywhere."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.bool
+        and value.device.type == "cpu"
+        and is_pointwise(node)
+        and all(is_pointwise(user) or is_view(user) or user.op == "output" for user in node.users)
+    )
+
+
+def convert(node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Writes a conversion after a node. From booleans to bytes directly, inductor's kernels are slow as well."""
+    value = node.meta["val"]
+    with node.graph.inserting_after(node):
+        new = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
+    with detect_fake_mode([value]) or nullcontext():
+        new.meta = node.meta | {"val": value.to(dtype)}
+    return new
