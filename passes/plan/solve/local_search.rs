@@ -67,7 +67,10 @@ const ANNEALING_ROUNDS: u64 = 20;
 const LEAST_ROUND: f64 = 1e-3;
 
 /// The repairs that make a schedule fit: distance and noise; see [`Style`].
-const FITS: [(f64, f64); 5] = [(1.0, 0.0), (0.3, 0.0), (0.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
+const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
+
+/// The part of the work that each of these repairs may take. Those that succeed take less.
+const FIT_SHARE: u64 = 40;
 
 /// Most of the schedules that were made fit are annealed.
 const MOST_ANNEALED: usize = 8;
@@ -155,7 +158,7 @@ fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: 
 }
 
 /// Repairs schedules that exceed the cap and anneals the lightest results. Returns the lightest schedule of all, `known` included, which
-/// fits already. Each repair takes at most `units` of work.
+/// fits already. Making a start fit takes at most `units` of work, and annealing it half as many.
 pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
     if dag.turn != NONE {
         return known;
@@ -431,7 +434,9 @@ impl<'a> Search<'a> {
 
     /// Repairs a schedule that exceeds the cap in a few ways and returns the lightest result; `None` if all repairs fail.
     fn fit(&mut self, schedule: &[u32]) -> Option<Vec<u32>> {
+        let units = self.work.limit / FIT_SHARE;
         let made = FITS.map(|(distance, noise)| {
+            self.work.limit = self.work.done + units;
             let style = Style {
                 noise,
                 fit_repeats: self.fitted > 0.0,

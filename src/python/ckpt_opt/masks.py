@@ -33,7 +33,7 @@ def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_out
         results[i] = as_byte = convert(convert(mask, torch.float32), torch.uint8)
         read = taken[mask.name]
         users = list(read.users)
-        read.meta = read.meta | {"val": as_byte.meta["val"]}
+        read.meta = described(read, as_byte.meta["val"])
         as_float = convert(read, torch.float32)
         with backward.graph.inserting_after(as_float):
             again = backward.graph.call_function(torch.ops.aten.ne.Scalar, (as_float, 0))
@@ -64,5 +64,10 @@ def convert(node: fx.Node, dtype: torch.dtype) -> fx.Node:
     with node.graph.inserting_after(node):
         new = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     with detect_fake_mode([value]) or nullcontext():
-        new.meta = node.meta | {"val": value.to(dtype)}
+        new.meta = described(node, value.to(dtype))
     return new
+
+
+def described(node: fx.Node, value: torch.Tensor) -> dict[str, Any]:
+    """Returns the metadata of a node for a result of another type."""
+    return {key: entry for key, entry in node.meta.items() if key != "tensor_meta"} | {"val": value}
