@@ -20,23 +20,28 @@ def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_out
     """Changes the masks that the forward pass saves to bytes, and lets the backward pass make masks of them again.
 
     Args:
-        forward: The forward pass. Its results are `forward_outputs` of the user's, then what it saves.
-        backward: The backward pass, which takes what is saved under the same names.
+        forward: The forward pass. Its results are `forward_outputs` of the user's, then the tensors and sizes that it saves.
+        backward: The backward pass. It takes these sizes and tensors first, and may know them by other names.
         forward_outputs: The number of the user's results.
     """
     output = forward.graph.output_node()
-    results = list(output.args[0])
-    taken = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
-    for i, mask in enumerate(results[forward_outputs:], forward_outputs):
-        if not is_fused_mask(mask) or mask in results[:forward_outputs]:
+    results: list[Any] = list(output.args[0])
+    saved = [node for node in results[forward_outputs:] if isinstance(value_of(node), torch.Tensor)]
+    sizes = len(results) - forward_outputs - len(saved)
+    taken = backward.graph.find_nodes(op="placeholder")[sizes : sizes + len(saved)]
+    for mask, read in zip(saved, taken, strict=True):
+        if not read.users or not is_fused_mask(mask) or mask in results[:forward_outputs]:
             continue
-        results[i] = as_byte = convert(convert(mask, torch.float32), torch.uint8)
-        read = taken[mask.name]
+        with forward.graph.inserting_after(mask):
+            as_float = convert(mask, torch.float32)
+        with forward.graph.inserting_after(as_float):
+            as_byte = convert(as_float, torch.uint8)
+        results[results.index(mask)] = as_byte
         users = list(read.users)
         read.meta = described(read, as_byte.meta["val"])
-        as_float = convert(read, torch.float32)
-        with backward.graph.inserting_after(as_float):
-            again = backward.graph.call_function(torch.ops.aten.ne.Scalar, (as_float, 0))
+        with backward.graph.inserting_before(next(node for node in backward.graph.nodes if node in users)):
+            read_as_float = convert(read, torch.float32)
+            again = backward.graph.call_function(torch.ops.aten.ne.Scalar, (read_as_float, 0))
         again.meta = dict(mask.meta)
         for user in users:
             user.replace_input_with(read, again)
@@ -46,12 +51,16 @@ def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_out
         module.recompile()
 
 
-def is_fused_mask(node: Any) -> bool:
+def value_of(node: Any) -> Any:
+    """Returns the description of a node's result."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def is_fused_mask(node: fx.Node) -> bool:
     """Returns true for a mask on a CPU that only fused kernels read, so that booleans need not be written anywhere."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    value = node.meta["val"]
     return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is torch.bool
+        value.dtype is torch.bool
         and value.device.type == "cpu"
         and is_pointwise(node)
         and all(is_pointwise(user) or is_view(user) or user.op == "output" for user in node.users)
@@ -59,10 +68,9 @@ def is_fused_mask(node: Any) -> bool:
 
 
 def convert(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Writes a conversion after a node. From booleans to bytes directly, inductor's kernels are slow as well."""
+    """Writes a conversion. From booleans to bytes directly, inductor's kernels are slow as well."""
     value = node.meta["val"]
-    with node.graph.inserting_after(node):
-        new = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
+    new = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     with detect_fake_mode([value]) or nullcontext():
         new.meta = described(node, value.to(dtype))
     return new
