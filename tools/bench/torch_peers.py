@@ -62,6 +62,8 @@ PEERS = (*MIN_CUT, CHECKPOINT)
 OBJECTIVES = ("flops", "cost")
 """What our plans minimize; the last is timed."""
 ROUNDS = 9
+SECONDS = 3.0
+"""Steps are timed for at least so many rounds, and so long."""
 NUMBERS = itertools.count()
 Step = Callable[[], torch.Tensor]
 
@@ -143,7 +145,8 @@ def peak_of(model: torch.nn.Module, step: Step) -> int:
 def step_times(*steps: tuple[torch.nn.Module, Step]) -> list[float]:
     """Returns the median time of each step, which comes with its model; they take turns."""
     seconds: list[list[float]] = [[] for _ in steps]
-    for _ in range(ROUNDS):
+    begun = time.perf_counter()
+    while len(seconds[0]) < ROUNDS or time.perf_counter() < begun + SECONDS:
         for (model, step), taken in zip(steps, seconds, strict=True):
             model.zero_grad(set_to_none=True)
             start = time.perf_counter()

@@ -1,7 +1,7 @@
 """Lets the forward pass save masks as bytes, where inductor compiles for a CPU.
 
-Inductor's kernels write booleans one at a time, which takes 10 to 20 times as long as to write as many bytes at once. A mask of
-a dropout or of a ReLU takes longer to save that way than to compute. A byte takes as much memory as a boolean.
+Inductor's kernels write booleans one at a time, and bytes many at once. To save a mask of a dropout as booleans takes longer than to
+draw it. A byte takes as much memory as a boolean.
 """
 
 from __future__ import annotations
