@@ -69,7 +69,7 @@ const LEAST_ROUND: f64 = 1e-3;
 /// The repairs that make a schedule fit: distance and noise; see [`Style`].
 const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
 
-/// The part of the work that each of these repairs may take. Those that succeed take less.
+/// The part of the work that each of these repairs may take. Without this limit, one that fails takes all of it.
 const FIT_SHARE: u64 = 40;
 
 /// Most of the schedules that were made fit are annealed.

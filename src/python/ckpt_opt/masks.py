@@ -37,8 +37,8 @@ def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_out
         with forward.graph.inserting_after(as_float):
             as_byte = convert(as_float, torch.uint8)
         results[results.index(mask)] = as_byte
-        users = list(read.users)
         read.meta = described(read, as_byte.meta["val"])
+        users = dict(read.users)
         with backward.graph.inserting_before(next(node for node in backward.graph.nodes if node in users)):
             read_as_float = convert(read, torch.float32)
             again = backward.graph.call_function(torch.ops.aten.ne.Scalar, (read_as_float, 0))
