@@ -70,7 +70,7 @@ const LEAST_ROUND: f64 = 1e-3;
 const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
 
 /// The part of the work that each of these repairs may take. Without this limit, one that fails takes all of it.
-const FIT_SHARE: u64 = 40;
+const FIT_SHARE: u64 = 20;
 
 /// Most of the schedules that were made fit are annealed.
 const MOST_ANNEALED: usize = 8;
