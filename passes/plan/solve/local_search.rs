@@ -69,7 +69,7 @@ const LEAST_ROUND: f64 = 1e-3;
 /// The repairs that make a schedule fit: distance and noise; see [`Style`].
 const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
 
-/// The part of the work that each of these repairs may take. Without this limit, one that fails takes all of it.
+/// Each of these repairs may take one part in this many of the work. Otherwise the first repair that fails would use up all of it.
 const FIT_SHARE: u64 = 20;
 
 /// Most of the schedules that were made fit are annealed.
@@ -158,7 +158,7 @@ fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: 
 }
 
 /// Repairs schedules that exceed the cap and anneals the lightest results. Returns the lightest schedule of all, `known` included, which
-/// fits already. Making a start fit takes at most `units` of work, and annealing it half as many.
+/// fits already. All repairs of one start take at most `units` of work together. Annealing its result takes at most half of that.
 pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
     if dag.turn != NONE {
         return known;

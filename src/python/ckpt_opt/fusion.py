@@ -34,7 +34,8 @@ def free_nodes(module: fx.GraphModule, forward_outputs: int) -> set[str]:
     """Returns the names of the nodes that PyTorch's partitioner recomputes without a budget, and of the nodes of the backward pass.
 
     Kernels of the backward pass recompute these results from what they read anyway. To keep them costs time, because they are
-    then written and read. `broadcast_nodes` are left out, because recomputing them is slow. If the partitioner cannot be asked, a warning says so, and no names are returned.
+    then written and read. `broadcast_nodes` are left out, because recomputing them is slow. If the partitioner cannot be asked, a
+    warning says so, and no names are returned.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

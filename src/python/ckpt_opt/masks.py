@@ -1,7 +1,7 @@
 """Lets the forward pass save masks as bytes, where inductor compiles for a CPU.
 
-Inductor's kernels write booleans one at a time, and bytes many at once. To save a mask of a dropout as booleans takes longer than to
-draw it. A byte takes as much memory as a boolean.
+Inductor's kernels write booleans one at a time, but bytes with vector instructions. Writing a dropout mask as booleans takes longer
+than drawing it. A byte takes as much memory as a boolean.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_out
     """
     output = forward.graph.output_node()
     results: list[Any] = list(output.args[0])
-    saved = [node for node in results[forward_outputs:] if isinstance(value_of(node), torch.Tensor)]
+    saved = [node for node in results[forward_outputs:] if isinstance(node.meta["val"], torch.Tensor)]
     sizes = len(results) - forward_outputs - len(saved)
     taken = backward.graph.find_nodes(op="placeholder")[sizes : sizes + len(saved)]
     for mask, read in zip(saved, taken, strict=True):
@@ -51,11 +51,6 @@ def save_as_bytes(forward: fx.GraphModule, backward: fx.GraphModule, forward_out
         module.recompile()
 
 
-def value_of(node: Any) -> Any:
-    """Returns the description of a node's result."""
-    return node.meta.get("val") if isinstance(node, fx.Node) else None
-
-
 def is_fused_mask(node: fx.Node) -> bool:
     """Returns true for a mask on a CPU that only fused kernels read, so that booleans need not be written anywhere."""
     value = node.meta["val"]
@@ -68,7 +63,7 @@ def is_fused_mask(node: fx.Node) -> bool:
 
 
 def convert(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Writes a conversion. From booleans to bytes directly, inductor's kernels are slow as well."""
+    """Writes a conversion. Masks are converted to bytes by way of floats, because a direct conversion is slow, too."""
     value = node.meta["val"]
     new = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     with detect_fake_mode([value]) or nullcontext():
