@@ -1,8 +1,8 @@
-//! A list of numbers with range addition and range maximum: a segment tree, bottom-up.
+//! The maximum of a range of numbers: of a list that changes ([`RangeMax`]), and of one that stays as it is ([`MaxTable`]).
 
 use std::ops::Range;
 
-/// A list of numbers. Changes and questions take the logarithm of its length.
+/// A list of numbers: a segment tree, bottom-up. Changes and questions take the logarithm of its length.
 #[derive(Clone)]
 pub struct RangeMax {
     /// A power of two: number `i` is node `width + i`.
@@ -93,6 +93,40 @@ impl RangeMax {
     }
 }
 
+/// A list of numbers that stays as it is: a sparse table (Bender and Farach-Colton, "The LCA problem revisited", 2000). Questions take
+/// constant time.
+pub struct MaxTable {
+    len: usize,
+    /// Row `k` has the largest of each 2^k neighbours. Rows follow each other, each as long as the list.
+    most: Vec<i64>,
+}
+
+impl MaxTable {
+    /// Returns the table of a list.
+    pub fn new(numbers: &[i64]) -> MaxTable {
+        let len = numbers.len();
+        let mut most = numbers.to_vec();
+        let mut half = 1;
+        while 2 * half <= len {
+            let row = most.len() - len;
+            most.extend_from_within(row..);
+            let (before, new) = most.split_at_mut(row + len);
+            for (new, right) in new.iter_mut().zip(&before[row + half..]) {
+                *new = (*new).max(*right);
+            }
+            half *= 2;
+        }
+        MaxTable { len, most }
+    }
+
+    /// Returns the largest number in a range that is not empty.
+    pub fn largest_in(&self, range: Range<usize>) -> i64 {
+        let k = (range.end - range.start).ilog2();
+        let row = &self.most[k as usize * self.len..];
+        row[range.start].max(row[range.end - (1 << k)])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,8 +148,13 @@ mod tests {
                 numbers[changed].iter_mut().for_each(|n| *n += amount);
                 let asked = range(&mut r);
                 let largest = |numbers: &[i64]| *numbers.iter().max().unwrap();
-                assert_eq!(tree.largest_in(asked.clone()), largest(&numbers[asked]));
+                assert_eq!(
+                    tree.largest_in(asked.clone()),
+                    largest(&numbers[asked.clone()])
+                );
                 assert_eq!(tree.largest(), largest(&numbers));
+                let table = MaxTable::new(&numbers);
+                assert_eq!(table.largest_in(asked.clone()), largest(&numbers[asked]));
             }
         }
     }

@@ -8,7 +8,7 @@ use super::compact::{Dag, NONE};
 use super::incremental_liveness::Events;
 use super::simulate::Simulation;
 use super::work::{Random, Work};
-use crate::range_max::RangeMax;
+use crate::range_max::MaxTable;
 
 /// Drops before the schedule counts as one that cannot be made to fit.
 const MOST_DROPS: usize = 60;
@@ -26,7 +26,7 @@ struct Drop<'a> {
     /// What each op counts for.
     weight: &'a [f64],
     events: Events,
-    live: RangeMax,
+    live: MaxTable,
     /// By op, the last value for whose sake it was looked at.
     seen: Vec<u32>,
     stack: Vec<(u32, usize)>,
@@ -106,7 +106,7 @@ pub fn evict(
             cap,
             weight,
             events: Events::new(dag, &schedule),
-            live: RangeMax::new(live),
+            live: MaxTable::new(live),
             seen: vec![NONE; dag.ops()],
             stack: Vec::new(),
             repeats: Vec::new(),

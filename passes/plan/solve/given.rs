@@ -2,7 +2,6 @@
 
 use super::answer::{Query, Solution};
 use super::compact::Dag;
-use super::local_search::FAR_GAP;
 use super::min_peak::{MinPeak, working_set_bytes};
 use super::question::Question;
 use super::steps;
@@ -19,12 +18,11 @@ pub fn solve_given(problem: &Problem, query: &Query) -> Result<Result<Solution, 
     let before = evaluate(problem, &problem.given_order())?;
     let dag = Dag::new(problem, query.objective, &query.constraints)?;
     let mut question = Question::new(problem, &dag, query, &before);
-    let mut own = question.find(query.budget_bytes, false)?;
+    let mut own = question.find(query.budget_bytes)?;
     let own_answer = own.as_mut().map(|own| question.answer(own));
     let mut answer = own_answer.transpose()?;
-    let is_far = answer.as_ref().is_none_or(|a| a.gap_pct > 100.0 * FAR_GAP);
     if answer.as_ref().is_none_or(|answer| !answer.bound.met)
-        && let Some(mut better) = steps::smaller(&mut question, own, is_far)?
+        && let Some(mut better) = steps::smaller(&mut question, own)?
     {
         answer = Some(question.answer(&mut better)?);
     }
@@ -59,7 +57,7 @@ pub fn frontier_given(
         let known = smaller.iter().map(|s| s.schedule.clone());
         query.seeds.extend(known);
         let mut question = Question::new(problem, &dag, &query, &before);
-        let found = question.find(budgets[i], false)?;
+        let found = question.find(budgets[i])?;
         let answer = found.map(|mut found| question.answer(&mut found));
         solutions[i] = answer.transpose()?;
         smaller = solutions[i].clone().or(smaller);

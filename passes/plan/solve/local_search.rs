@@ -21,8 +21,8 @@ pub struct Search<'a> {
     foresight: Foresight,
     /// How many random repairs weigh in the room that repeats need ([`Style::fit_repeats`]); with 0, no repair at all does.
     pub fitted: f64,
-    /// Whether one search has to do, however wide the gap stays.
-    pub once: bool,
+    /// Whether the given order is repaired to begin with. Where that failed before, it would fail again.
+    pub repairs_given: bool,
     /// Whether the answer is known to be the best.
     pub optimal: bool,
 }
@@ -56,11 +56,7 @@ pub const FITTED: f64 = 0.8;
 /// They take about one part in this many of the work.
 const OTHERS_SHARE: u64 = 6;
 
-/// How many searches run where the gap stays that wide, each with its own random numbers. After the first, the others run side by
-/// side, each with the full amount of work. Only the work of the first counts.
-const STREAMS: u64 = 4;
-
-/// Most rounds of annealing, where the gap is wide even then. Each starts from the best schedule so far.
+/// Most rounds of annealing, where the gap stays that wide. Each starts from the best schedule so far.
 const ANNEALING_ROUNDS: u64 = 20;
 
 /// They end once a round saves less than this share of the whole cost.
@@ -72,8 +68,13 @@ const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (
 /// Each of these repairs may take one part in this many of the work. Otherwise the first repair that fails would use up all of it.
 const FIT_SHARE: u64 = 20;
 
-/// Most of the schedules that were made fit are annealed.
-const MOST_ANNEALED: usize = 8;
+/// At most so many schedules are made fit, those with the lowest peaks: repairs of the others hardly ever succeed.
+const MOST_FITTED: usize = 8;
+
+/// A schedule that was made fit is annealed if what it costs above running every op once is at most this many times that of the known
+/// plan. Annealing it once takes one part in [`ANNEALED_SHARE`] of the work.
+const NEAR: f64 = 1.2;
+const ANNEALED_SHARE: u64 = 8;
 
 /// Annealed searches in a round ([`Search::anneal`]). They run side by side.
 const ANNEALED: u64 = 2;
@@ -103,8 +104,9 @@ const LEAST_PATIENCE: u64 = 4;
 const DESCENT: f64 = 0.1;
 const DESCENT_STEPS: i64 = 8;
 
-/// Distances of the repairs in each of its steps; see [`super::cut::Bend`].
-const DESCENT_DISTANCES: [f64; 3] = [0.0, 0.3, 1.0];
+/// The repairs in each of its steps, as in [`FITS`]. Each may take one part in [`DESCENT_SHARE`] of the work.
+const DESCENT_FITS: [(f64, f64); 3] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0)];
+const DESCENT_SHARE: u64 = 2;
 
 /// Work of an exact search before it gives up.
 pub const EXACT_UNITS: u64 = 20_000_000;
@@ -120,13 +122,13 @@ fn lightest(dag: &Dag, first: Vec<u32>, others: Vec<Vec<u32>>) -> Vec<u32> {
 }
 
 /// Runs searches side by side, one from each start. Each has `units` of work and random numbers of its own, from seed `first` on.
-fn side_by_side<T: Send>(
+fn side_by_side<S: Sync, T: Send>(
     (dag, cap): (&Dag, i64),
-    starts: &[Vec<u32>],
+    starts: &[S],
     (first, units): (u64, u64),
-    search_from: impl Fn(&mut Search, &[u32]) -> T + Sync,
+    search_from: impl Fn(&mut Search, &S) -> T + Sync,
 ) -> Vec<T> {
-    let seeded: Vec<(u64, &Vec<u32>)> = (first..).zip(starts).collect();
+    let seeded: Vec<(u64, &S)> = (first..).zip(starts).collect();
     let made = seeded.into_par_iter().map(|(seed, start)| {
         let mut work = Work::new(units);
         let mut search = Search::new(dag, cap, &mut work);
@@ -137,18 +139,15 @@ fn side_by_side<T: Send>(
 }
 
 /// Anneals a schedule in rounds, each with `units` of work, while this pays.
-fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: u64) -> Vec<u32> {
+pub fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, units: u64) -> Vec<u32> {
+    if dag.turn != NONE {
+        return best;
+    }
     let total = dag.total_weight as f64;
     for round in 0..ANNEALING_ROUNDS {
         let weight = dag.weigh_schedule(&best);
-        if (weight - lower) as f64 <= FAR_GAP * total || dag.turn != NONE {
-            break;
-        }
-        let first = STREAMS + 1 + round * ANNEALED;
         let starts = vec![best.clone(); ANNEALED as usize];
-        let made = side_by_side((dag, cap), &starts, (first, units), |search, start| {
-            search.anneal(start.to_vec(), lower)
-        });
+        let made = anneal_all(dag, cap, &starts, (1 + round * ANNEALED, units));
         best = lightest(dag, best, made);
         if ((weight - dag.weigh_schedule(&best)) as f64) < LEAST_ROUND * total {
             break;
@@ -157,25 +156,70 @@ fn anneal_in_rounds(dag: &Dag, cap: i64, mut best: Vec<u32>, lower: i64, units: 
     best
 }
 
-/// Repairs schedules that exceed the cap and anneals the lightest results. Returns the lightest schedule of all, `known` included, which
-/// fits already. All repairs of one start take at most `units` of work together. Annealing its result takes at most half of that.
+/// Anneals schedules side by side, each with `units` of work and random numbers from seed `first` on.
+fn anneal_all(
+    dag: &Dag,
+    cap: i64,
+    starts: &[Vec<u32>],
+    (first, units): (u64, u64),
+) -> Vec<Vec<u32>> {
+    side_by_side((dag, cap), starts, (first, units), |search, start| {
+        search.anneal(start.to_vec())
+    })
+}
+
+/// Repairs a schedule that exceeds the cap in several ways and returns the lightest result; `None` if all fail. Each way is a distance and a
+/// noise, as in [`FITS`], and may take `units` of work.
+fn fit(dag: &Dag, cap: i64, schedule: &[u32], ways: &[(f64, f64)], units: u64) -> Option<Vec<u32>> {
+    let made = side_by_side((dag, cap), ways, (1, units), |search, (distance, noise)| {
+        let style = Style {
+            noise: *noise,
+            fit_repeats: true,
+            rounds: 300,
+            ..Style::plain(*distance)
+        };
+        let fits = search.repair(schedule, style, i64::MAX)?;
+        Some(search.prune(fits))
+    });
+    let made = made.into_iter().flatten();
+    made.min_by_key(|made| dag.weigh_schedule(made))
+}
+
+/// Repairs the schedules with the lowest peaks of those that exceed the cap, and anneals the results. After each annealing the lighter half
+/// of them is annealed again ("successive halving"; Jamieson and Talwalkar, 2016). Returns the lightest schedule of all, `known` included,
+/// which fits already. All repairs of one start take at most `units` of work together.
 pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
     if dag.turn != NONE {
         return known;
     }
-    let lower = dag.total_weight;
-    let fits = side_by_side((dag, cap), starts, (1, units), |search, start| {
-        search.fit(start)
+    let mut simulation = Simulation::default();
+    let mut starts = starts.to_vec();
+    starts.sort_by_cached_key(|start| {
+        simulation.run(dag, start);
+        simulation.peak
     });
-    let mut fits: Vec<Vec<u32>> = fits.into_iter().flatten().collect();
-    fits.sort_by_key(|fits| dag.weigh_schedule(fits));
+    starts.truncate(MOST_FITTED);
+    let fits = starts.par_iter();
+    let fits = fits.filter_map(|start| fit(dag, cap, start, &FITS, units / FIT_SHARE));
+    let above = |plan: &Vec<u32>| dag.weigh_schedule(plan) - dag.total_weight;
+    let most = (above(&known) as f64 * NEAR) as i64;
+    let mut fits: Vec<Vec<u32>> = fits.filter(|fits| above(fits) <= most).collect();
+    fits.sort_by_key(above);
     fits.dedup();
-    fits.truncate(MOST_ANNEALED);
-    let made = side_by_side((dag, cap), &fits, (1, units / 2), |search, start| {
-        search.anneal(start.to_vec(), lower)
-    });
-    let best = lightest(dag, known, made);
-    anneal_in_rounds(dag, cap, best, lower, units)
+    let mut first = 1;
+    loop {
+        fits = anneal_all(dag, cap, &fits, (first, units / ANNEALED_SHARE));
+        fits.sort_by_key(above);
+        if fits.len() <= 1 {
+            break;
+        }
+        first += fits.len() as u64;
+        fits.truncate(fits.len() / 2);
+    }
+    match fits.pop().filter(|fits| above(fits) < above(&known)) {
+        Some(best) => anneal_in_rounds(dag, cap, best, units),
+        None => known,
+    }
 }
 
 impl<'a> Search<'a> {
@@ -188,7 +232,7 @@ impl<'a> Search<'a> {
             random: Random::new(1),
             foresight: Foresight::default(),
             fitted: FITTED,
-            once: false,
+            repairs_given: true,
             optimal: false,
         }
     }
@@ -228,32 +272,19 @@ impl<'a> Search<'a> {
         best.map(|b| b.1)
     }
 
-    /// Returns a schedule that is found by way of larger caps: what a search finds at one is repaired for the next smaller one.
-    /// Near the smallest peak, repairs of the given order end where nothing fits, and the schedule with that peak is dear.
+    /// Returns a schedule that is found by way of larger caps: the plan for one is repaired for the next smaller one. Near the smallest
+    /// peak, repairs of the given order end where nothing fits, and the schedule with that peak is dear.
     pub fn descend(&mut self) -> Option<Vec<u32>> {
-        let (dag, limit) = (self.dag, self.work.limit);
-        let style = |distance: f64| Style {
-            fit_repeats: true,
-            rounds: 300,
-            ..Style::plain(distance)
-        };
+        let (dag, units) = (self.dag, self.work.limit);
         let mut now: Option<Vec<u32>> = None;
         for step in (0..=DESCENT_STEPS).rev() {
             let share = DESCENT * step as f64 / DESCENT_STEPS as f64;
             let cap = self.cap + (self.cap as f64 * share) as i64;
-            let known = Foresight::default();
-            let repaired = now.iter().flat_map(|plan| {
-                DESCENT_DISTANCES.map(|distance| {
-                    let how = (style(distance), &known);
-                    let mut work = Work::new(limit);
-                    repair(dag, plan, cap, how, i64::MAX, &mut self.random, &mut work)
-                })
-            });
-            let seeds: Vec<Vec<u32>> = repaired.flatten().collect();
-            let mut work = Work::new(limit);
-            let mut search = Search::new(dag, cap, &mut work);
-            search.once = true;
-            now = search.approximate(&seeds).or(now);
+            let made = match &now {
+                None => Search::new(dag, cap, &mut Work::new(units)).approximate(&[]),
+                Some(plan) => fit(dag, cap, plan, &DESCENT_FITS, units / DESCENT_SHARE),
+            };
+            now = made.or(now);
         }
         now.filter(|plan| self.fits(plan))
     }
@@ -344,9 +375,6 @@ impl<'a> Search<'a> {
         if self.fits(&given) {
             return Some(given);
         }
-        let (dag, cap) = (self.dag, self.cap);
-        let may_stretch = self.work.stretched > self.work.limit && !self.once;
-        let fresh = self.work.stretched.saturating_sub(self.work.done);
         let lower = bound::one_position(self.dag, self.cap, &self.dag.weight, 3, self.work)?;
         let lower = self.dag.total_weight + lower;
         let mut best: Option<(i64, Vec<u32>)> = None;
@@ -366,7 +394,7 @@ impl<'a> Search<'a> {
         }
         let limit = self.work.limit;
         for distance in DISTANCES {
-            if best.as_ref().is_some_and(|b| b.0 <= lower) {
+            if !self.repairs_given || best.as_ref().is_some_and(|b| b.0 <= lower) {
                 break;
             }
             self.work.limit = limit.max(self.work.done + FIRST_UNITS * self.dag.ops() as u64);
@@ -420,45 +448,18 @@ impl<'a> Search<'a> {
         if weight <= lower {
             return Some(start);
         }
-        let made = self.improve(start.clone(), &given, lower);
-        if !may_stretch || !far(dag.weigh_schedule(&made)) {
-            return Some(made);
-        }
-        let starts = vec![start; STREAMS as usize - 1];
-        let others = side_by_side((dag, cap), &starts, (2, fresh), |search, start| {
-            search.improve(start.to_vec(), &given, lower)
-        });
-        let best = lightest(dag, made, others);
-        Some(anneal_in_rounds(dag, cap, best, lower, fresh))
+        Some(self.improve(start, &given, lower))
     }
 
-    /// Repairs a schedule that exceeds the cap in a few ways and returns the lightest result; `None` if all repairs fail.
-    fn fit(&mut self, schedule: &[u32]) -> Option<Vec<u32>> {
-        let units = self.work.limit / FIT_SHARE;
-        let made = FITS.map(|(distance, noise)| {
-            self.work.limit = self.work.done + units;
-            let style = Style {
-                noise,
-                fit_repeats: self.fitted > 0.0,
-                rounds: 300,
-                ..Style::plain(distance)
-            };
-            let fits = self.repair(schedule, style, i64::MAX)?;
-            Some(self.prune(fits))
-        });
-        let made = made.into_iter().flatten();
-        made.min_by_key(|made| self.dag.weigh_schedule(made))
-    }
-
-    /// Takes out a few repeats of a schedule and drops other values in their place, until the work is spent or the bound is met
+    /// Takes out a few repeats of a schedule and drops other values in their place, until the work is spent or nothing runs again
     /// (simulated annealing; Kirkpatrick, Gelatt and Vecchi, 1983).
-    fn anneal(&mut self, start: Vec<u32>, lower: i64) -> Vec<u32> {
+    fn anneal(&mut self, start: Vec<u32>) -> Vec<u32> {
         let (dag, total) = (self.dag, self.dag.total_weight);
         let mut best = start.clone();
         let mut best_weight = dag.weigh_schedule(&best);
         let (mut now, mut now_weight) = (start, best_weight);
         let (begun, limit) = (self.work.done, self.work.limit);
-        while best_weight > lower && !self.work.spent() {
+        while best_weight > total && !self.work.spent() {
             let left = (limit - self.work.done) as f64 / (limit - begun) as f64;
             let (torn, gone) = self.tear(&now, FEW_TORN);
             let noise = self.random.unit();

@@ -5,7 +5,7 @@ use super::bound;
 use super::compact::Dag;
 use super::incremental_liveness::Ledger;
 use super::interval_bound::Intervals;
-use super::local_search::{FAR_GAP, Search, fit_all};
+use super::local_search::{FAR_GAP, Search, anneal_in_rounds, fit_all};
 use super::min_peak::{MinPeak, min_peak};
 use super::multi_cut_bound;
 use super::work::{BOUND_OPS, Effort, WIDE_GAP, Work};
@@ -74,13 +74,15 @@ impl<'a> Question<'a> {
         Some(cap.min(i64::MAX as u64 / 4) as i64)
     }
 
-    /// Returns the plan that a search at a budget finds; with `once`, by one search even where the gap stays wide.
-    pub fn find(&mut self, budget_bytes: u64, once: bool) -> Result<Option<Found>> {
+    /// Returns the plan that a search at a budget finds.
+    pub fn find(&mut self, budget_bytes: u64) -> Result<Option<Found>> {
         let (dag, problem) = (self.dag, self.problem);
         let Some(cap) = self.cap(budget_bytes) else {
             return Ok(None);
         };
-        if self.bound(cap).is_none() {
+        let known = self.min_peak.as_ref();
+        let is_too_small = known.is_some_and(|known| budget_bytes < known.reached_bytes);
+        if is_too_small || self.bound(cap).is_none() {
             return Ok(None);
         }
         let mut work = self.query.effort.work(dag.ops());
@@ -90,7 +92,7 @@ impl<'a> Question<'a> {
         let mut failures = 0;
         for _ in 0..10 {
             let mut search = Search::new(dag, inner, &mut work);
-            search.once = once;
+            search.repairs_given = failures == 0;
             let Some(reduced) = search.run(&seeds) else {
                 failures += 1;
                 let min_peak = self.min_peak()?;
@@ -185,14 +187,20 @@ impl<'a> Question<'a> {
             return Ok(0);
         }
         let mut units = JOINT_UNITS + JOINT_UNITS_AN_OP * dag.ops() as u64;
-        let is_far = |price: i64| (above - price) as f64 > FAR_GAP * dag.total_price as f64;
-        if is_far(price) {
+        let is_far =
+            |above: i64, price: i64| (above - price) as f64 > FAR_GAP * dag.total_price as f64;
+        if is_far(above, price) {
             units *= 2;
         }
         let mut work = Work::new(units);
         let several =
             multi_cut_bound::several_positions(dag, cap, &dag.price, above, &mut work).unwrap_or(0);
-        if !is_far(several.max(price)) {
+        if !is_far(above, several.max(price)) {
+            return Ok(several);
+        }
+        self.anneal(found, cap)?;
+        let above = self.above(found);
+        if self.query.skips_proof || !is_far(above, several.max(price)) {
             return Ok(several);
         }
         let units = match self.query.effort {
@@ -203,35 +211,46 @@ impl<'a> Question<'a> {
         let Some(mut intervals) = Intervals::new(dag, cap, &dag.price, above, &mut work) else {
             return Ok(several);
         };
-        let units = match self.query.skips_proof {
-            true => 0,
-            false => work.limit.saturating_sub(work.done),
-        };
+        let units = work.limit.saturating_sub(work.done);
         // Many gaps are soon closed. Where one is not, a better plan saves more work than it takes to find.
         work.limit = work.done + units / FIRST_SHARE;
         let mut bound = several.max(intervals.bound(above, &mut work));
-        if is_far(bound) {
+        if is_far(above, bound) {
             work.limit = work.done + units;
-            if !work.spent() {
-                intervals.choose_again(above, &mut work);
-            }
-            self.improve(found, cap, &intervals.starts)?;
+            intervals.choose_again(above, &mut work);
+            self.fit(found, cap, &intervals.starts)?;
             bound = bound.max(intervals.bound(self.above(found), &mut work));
         }
         Ok(bound)
     }
 
-    /// Searches for a better plan from these starts, which may exceed the budget. Does nothing if the query limits the work to a number of
-    /// units.
-    fn improve(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>]) -> Result<()> {
-        let (dag, problem, query) = (self.dag, self.problem, self.query);
-        if matches!(query.effort, Effort::Units(_)) {
+    /// Anneals a plan, unless the query limits the work to a number of units.
+    fn anneal(&self, found: &mut Found, cap: i64) -> Result<()> {
+        if matches!(self.query.effort, Effort::Units(_)) {
             return Ok(());
         }
-        let units = IMPROVE_UNITS.min(IMPROVE_UNITS_AN_OP * dag.ops() as u64);
-        let known = dag.from_problem(&found.schedule);
-        let made = fit_all(dag, cap, starts, known, units);
-        let schedule = problem.unfold(&dag.op_in_problem, &made);
+        let mut units = self.query.effort.work(self.dag.ops()).stretched;
+        if self.query.skips_proof {
+            units /= QUICK_SHARE;
+        }
+        let known = self.dag.from_problem(&found.schedule);
+        self.take(found, &anneal_in_rounds(self.dag, cap, known, units))
+    }
+
+    /// Searches for a better plan from these starts, which may exceed the budget; not where the query limits the work to a number of units.
+    fn fit(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>]) -> Result<()> {
+        if matches!(self.query.effort, Effort::Units(_)) {
+            return Ok(());
+        }
+        let units = IMPROVE_UNITS.min(IMPROVE_UNITS_AN_OP * self.dag.ops() as u64);
+        let known = self.dag.from_problem(&found.schedule);
+        self.take(found, &fit_all(self.dag, cap, starts, known, units))
+    }
+
+    /// Replaces a plan by a reduced schedule if that is better and allowed.
+    fn take(&self, found: &mut Found, made: &[u32]) -> Result<()> {
+        let (dag, problem, query) = (self.dag, self.problem, self.query);
+        let schedule = problem.unfold(&dag.op_in_problem, made);
         let score = evaluate(problem, &schedule)?;
         let is_allowed = query.constraints.is_empty()
             || first_violation(problem, &schedule, &query.constraints).is_none();
@@ -277,6 +296,8 @@ const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
 /// Limits of the work that the search for a better plan spends on each start: in total, and for each op of the problem.
 const IMPROVE_UNITS: u64 = 400_000_000;
 const IMPROVE_UNITS_AN_OP: u64 = 750_000;
+/// Where no proof is asked for, a round of annealing takes one part in this many of the work that a search may take.
+const QUICK_SHARE: u64 = 3;
 /// The bound of intervals takes this part of its work before a better plan is looked for.
 const FIRST_SHARE: u64 = 6;
 /// Additional units of work of the bound of several positions, for each op of the reduced problem.

@@ -4,10 +4,9 @@
 //! the requested one are searched too: at whole percents of what the unplanned step takes above static bytes, from the
 //! largest down, each as if it had been requested. Between two such budgets the larger then never costs more. The
 //! search ends where a bound proves that nothing smaller is cheaper. With plans near the bound that is at once. The work is
-//! limited, so on large problems with wide gaps the guarantee can lapse. Where the plan asked for is within
-//! [`FAR_GAP`](super::local_search::FAR_GAP) of its bound, each smaller budget gets one search. A plan that is asked for there may
-//! then be cheaper, by at most that gap. Where the gap is wider, a plan that is asked for may also start from solutions of the linear
-//! program behind its bound ([`Question::answer`]). Smaller budgets get no such plans here, because each takes up to a minute.
+//! limited, so on large problems with wide gaps the guarantee can lapse. A plan that is asked for, and whose gap stays above
+//! [`FAR_GAP`](super::local_search::FAR_GAP), is also improved after the search ([`Question::answer`]). Plans at smaller budgets are
+//! not, because that takes up to a minute for each.
 
 use super::local_search::FIRST_UNITS;
 use super::multi_cut_bound;
@@ -27,12 +26,11 @@ const BOUND_UNITS: u64 = 20_000_000;
 const MOST_FAILURES: u32 = 3;
 const NEAR_MIN_PEAK: f64 = 0.9;
 
-/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for; `is_far` tells that
-/// `own` is far from its bound.
+/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for.
 ///
 /// # Errors
 /// A bug, if a search returns no schedule of the problem.
-pub fn smaller(question: &mut Question, own: Option<Found>, is_far: bool) -> Result<Option<Found>> {
+pub fn smaller(question: &mut Question, own: Option<Found>) -> Result<Option<Found>> {
     let (dag, before, query) = (question.dag, question.before, question.query);
     let most = query.effort.work(dag.ops()).stretched;
     let units = match query.effort {
@@ -70,7 +68,7 @@ pub fn smaller(question: &mut Question, own: Option<Found>, is_far: bool) -> Res
         {
             break;
         }
-        match question.find(budget_bytes, !is_far)? {
+        match question.find(budget_bytes)? {
             Some(found) => {
                 if best
                     .as_ref()

@@ -297,7 +297,7 @@ fn a_larger_budget_never_costs_more_when_each_is_asked_for_by_itself() {
             assert!(found.score.cost <= last, "{percent} %");
             last = found.score.cost;
             let mut question = Question::new(&p, &dag, &request, &before);
-            let alone = question.find(request.budget_bytes, false).unwrap();
+            let alone = question.find(request.budget_bytes).unwrap();
             helped += alone.is_none_or(|alone| alone.score.cost > last) as usize;
             steps += 1;
         }
@@ -450,9 +450,9 @@ fn a_descent_keeps_to_its_cap_and_may_be_cheaper() {
             assert!(simulation.peak <= cap);
             plan.iter().map(|op| dag.price[*op as usize]).sum::<i64>()
         };
-        let mut work = Work::new(5_000);
+        let mut work = Work::new(50_000);
         let once = Search::new(&dag, cap, &mut work).run(&[]);
-        let mut work = Work::new(5_000);
+        let mut work = Work::new(50_000);
         let Some(plan) = Search::new(&dag, cap, &mut work).descend() else {
             continue;
         };

@@ -8,8 +8,8 @@ pub const WIDE_GAP: f64 = 0.003;
 pub enum Effort {
     /// As little as a first good plan takes.
     First,
-    /// A fraction of a second on a few thousand ops; up to a second while the gap is above [`WIDE_GAP`], and where it stays far
-    /// above it five to nine more searches as long as that, two or three at a time.
+    /// A fraction of a second on a few thousand ops; up to a second while the gap is above [`WIDE_GAP`]. Where it stays far above it,
+    /// rounds of annealing follow, of two searches side by side that take up to a second each, for as long as they pay.
     #[default]
     Normal,
     /// About ten times that.
