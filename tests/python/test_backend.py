@@ -282,6 +282,22 @@ def test_the_largest_target_within_the_budget_is_found(share: float) -> None:
     assert places == sorted(places, reverse=True)
 
 
+def test_where_code_of_the_smallest_plan_misses_the_limit_larger_targets_are_tried() -> None:
+    targets = Targets(first=50_000_000, static=5_000_000)
+    lowest_bytes = 10_000_000
+    place, nearest = targets.within(8_000_000), targets.within(lowest_bytes)
+    search, tried = Search(), []
+    after = search.after(targets, place, 3_000_000, lowest_bytes)
+    while after is not None:
+        tried.append(after)
+        after = search.after(targets, after, 2_000_000)
+    assert tried == [nearest - 2, nearest - 4, nearest - 6]
+    assert all(targets[larger] > lowest_bytes for larger in tried)
+    search = Search()
+    assert search.after(targets, place, 3_000_000, lowest_bytes) == nearest - 2
+    assert search.after(targets, nearest - 2, -1) is None
+
+
 def test_what_inductor_takes_above_the_budget_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpt_opt import inductor
 

@@ -24,7 +24,8 @@ pub struct Query {
     pub seeds: Vec<Vec<OpIdx>>,
     /// Whether first runs may follow another order than the given one.
     pub reorder: bool,
-    /// Whether work ends with the search for a plan. A wide gap to the lower bound then stays wide.
+    /// Whether work ends with the search for a plan. A wide gap to the lower bound then stays wide, and better plans that the proof would
+    /// lead to are not found.
     pub skips_proof: bool,
 }
 

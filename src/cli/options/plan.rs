@@ -281,7 +281,7 @@ pub struct PlanArgs {
     /// Leave out the smallest feasible budget: the search for it takes longer than most plans
     #[arg(long, help_heading = "Output")]
     pub no_smallest: bool,
-    /// End with the search for a plan: near the smallest budget, proving how good a plan is takes longer
+    /// Leave out the proof of how good the plan is: near the smallest budget it takes longer, but may lead to a better plan
     #[arg(long, help_heading = "Output")]
     pub no_proof: bool,
     #[command(flatten)]

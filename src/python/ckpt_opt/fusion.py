@@ -18,6 +18,9 @@ from ckpt_opt.planner import PlanWarning
 STEP = 0.95
 """Each target is so many times the one before it, both above what is static."""
 
+LARGER = (2, 4, 6)
+"""If the code of the plan with the smallest peak misses the limit, the targets so many places before it are tried."""
+
 BROADCAST = 8
 """A node is broadcast if a fused kernel would compute each of its elements at least this many times."""
 
@@ -142,15 +145,23 @@ class Search:
     def __init__(self) -> None:
         self._missed = -1
         self._met: int | None = None
+        self._larger: list[int] | None = None
 
-    def after(self, targets: Targets, place: int, excess: int) -> int | None:
+    def after(self, targets: Targets, place: int, excess: int, lowest_bytes: int | None = None) -> int | None:
         """Returns the place to try next, or `None` if there is none left.
 
         Args:
             targets: The targets.
             place: The place that was tried.
             excess: The bytes that its code took above the limit; less than 0 for what was left.
+            lowest_bytes: The peak of the plan, if no plan has a smaller one.
         """
+        if lowest_bytes is not None and excess > 0:
+            # Inductor's code for a plan with a larger peak may take less.
+            nearest = targets.within(lowest_bytes)
+            self._larger = [nearest - places for places in LARGER if places <= nearest]
+        if self._larger is not None:
+            return self._larger.pop(0) if self._larger and excess > 0 else None
         nearest = targets.within(targets[place] - excess)
         if excess > 0:
             self._missed = place

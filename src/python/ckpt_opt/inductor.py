@@ -53,10 +53,11 @@ def compile_fused(
     fitting: tuple[Attempt, Plan] | None = None
     smallest: tuple[int, Attempt, Plan] | None = None
     for _ in range(ATTEMPTS):
+        lowest_bytes = None
         try:
             attempt = compile_once(partition, module, inputs, options, place, excess_of)
         except Repeated as known:
-            place = search.after(partition.targets, partition.place, excess_of[known.steps])
+            excess = excess_of[known.steps]
         else:
             plan = attempt.plan
             if plan is None or plan.compiled_peak_bytes is None or plan.limit_bytes is None:
@@ -69,9 +70,11 @@ def compile_fused(
                 fitting = attempt, plan
             if smallest is None or plan.compiled_peak_bytes < smallest[0]:
                 smallest = plan.compiled_peak_bytes, attempt, plan
-            if plan.is_smallest if excess > 0 else plan.overhead_pct == 0:
+            if excess <= 0 and plan.overhead_pct == 0:
                 break
-            place = search.after(partition.targets, partition.place, excess)
+            if plan.is_smallest:
+                lowest_bytes = plan.peak_bytes
+        place = search.after(partition.targets, partition.place, excess, lowest_bytes)
         if place is None:
             break
     assert smallest is not None
