@@ -65,7 +65,7 @@ const LEAST_ROUND: f64 = 1e-3;
 /// The repairs that make a schedule fit: distance and noise; see [`Style`].
 const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
 
-/// Each of these repairs may take one part in this many of the work. Otherwise the first repair that fails would use up all of it.
+/// Each of these repairs may take one part in this many of the work: those that succeed take less.
 const FIT_SHARE: u64 = 20;
 
 /// At most so many schedules are made fit, those with the lowest peaks: repairs of the others hardly ever succeed.
@@ -187,7 +187,7 @@ fn fit(dag: &Dag, cap: i64, schedule: &[u32], ways: &[(f64, f64)], units: u64) -
 
 /// Repairs the schedules with the lowest peaks of those that exceed the cap, and anneals the results. After each annealing the lighter half
 /// of them is annealed again ("successive halving"; Jamieson and Talwalkar, 2016). Returns the lightest schedule of all, `known` included,
-/// which fits already. All repairs of one start take at most `units` of work together.
+/// which fits already. `units` is the work of a round of annealing at the end.
 pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
     if dag.turn != NONE {
         return known;
