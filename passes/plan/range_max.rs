@@ -1,4 +1,4 @@
-//! The maximum of a range of numbers: of a list that changes ([`RangeMax`]), and of one that stays as it is ([`MaxTable`]).
+//! Range maximum queries: on a list that changes ([`RangeMax`]), and on a fixed list ([`MaxTable`]).
 
 use std::ops::Range;
 
@@ -93,11 +93,10 @@ impl RangeMax {
     }
 }
 
-/// A list of numbers that stays as it is: a sparse table (Bender and Farach-Colton, "The LCA problem revisited", 2000). Questions take
-/// constant time.
+/// A fixed list of numbers: a sparse table (Bender and Farach-Colton, "The LCA problem revisited", 2000). Queries take constant time.
 pub struct MaxTable {
     len: usize,
-    /// Row `k` has the largest of each 2^k neighbours. Rows follow each other, each as long as the list.
+    /// All rows, one after the other, each as long as the list. Entry `i` of row `k` is the largest of the 2^k numbers from `i` on.
     most: Vec<i64>,
 }
 

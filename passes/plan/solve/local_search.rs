@@ -21,7 +21,7 @@ pub struct Search<'a> {
     foresight: Foresight,
     /// How many random repairs weigh in the room that repeats need ([`Style::fit_repeats`]); with 0, no repair at all does.
     pub fitted: f64,
-    /// Whether the given order is repaired to begin with. Where that failed before, it would fail again.
+    /// Whether the search begins with repairs of the given order. Once these have failed at a cap, they would fail again.
     pub repairs_given: bool,
     /// Whether the answer is known to be the best.
     pub optimal: bool,
@@ -68,11 +68,11 @@ const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (
 /// Each of these repairs may take one part in this many of the work: those that succeed take less.
 const FIT_SHARE: u64 = 20;
 
-/// At most so many schedules are made fit, those with the lowest peaks: repairs of the others hardly ever succeed.
+/// The number of schedules that are repaired. Those with the lowest peaks are chosen; repairs of others hardly ever succeed.
 const MOST_FITTED: usize = 8;
 
-/// A schedule that was made fit is annealed if what it costs above running every op once is at most this many times that of the known
-/// plan. Annealing it once takes one part in [`ANNEALED_SHARE`] of the work.
+/// A repaired schedule is annealed if its added cost is at most this many times that of the known plan. Each annealing takes one part in
+/// [`ANNEALED_SHARE`] of the work.
 const NEAR: f64 = 1.2;
 const ANNEALED_SHARE: u64 = 8;
 

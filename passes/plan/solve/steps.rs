@@ -26,7 +26,7 @@ const BOUND_UNITS: u64 = 20_000_000;
 const MOST_FAILURES: u32 = 3;
 const NEAR_MIN_PEAK: f64 = 0.9;
 
-/// Returns the best plan at smaller budgets, if it is better than `own`, the plan at the budget asked for.
+/// Searches smaller budgets. Returns the best plan found there if it is better than `own`, the plan for the requested budget.
 ///
 /// # Errors
 /// A bug, if a search returns no schedule of the problem.

@@ -8,8 +8,8 @@ pub const WIDE_GAP: f64 = 0.003;
 pub enum Effort {
     /// As little as a first good plan takes.
     First,
-    /// A fraction of a second on a few thousand ops; up to a second while the gap is above [`WIDE_GAP`]. Where it stays far above it,
-    /// rounds of annealing follow, of two searches side by side that take up to a second each, for as long as they pay.
+    /// A fraction of a second on a few thousand ops, or up to a second while the gap is above [`WIDE_GAP`]. If the gap stays far above it,
+    /// the plan is annealed in rounds until a round gains little. A round takes up to a second on two cores.
     #[default]
     Normal,
     /// About ten times that.
