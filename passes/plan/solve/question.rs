@@ -198,7 +198,13 @@ impl<'a> Question<'a> {
         if !is_far(above, several.max(price)) {
             return Ok(several);
         }
-        self.anneal(found, cap)?;
+        let share = if self.query.skips_proof {
+            QUICK_SHARE
+        } else {
+            1
+        };
+        let units = self.query.effort.work(dag.ops()).stretched / share;
+        self.improve(found, |known| anneal_in_rounds(dag, cap, known, units))?;
         let above = self.above(found);
         if self.query.skips_proof || !is_far(above, several.max(price)) {
             return Ok(several);
@@ -218,39 +224,23 @@ impl<'a> Question<'a> {
         if is_far(above, bound) {
             work.limit = work.done + units;
             intervals.choose_again(above, &mut work);
-            self.fit(found, cap, &intervals.starts)?;
+            let units = IMPROVE_UNITS.min(IMPROVE_UNITS_AN_OP * dag.ops() as u64);
+            let starts = &intervals.starts;
+            self.improve(found, |known| fit_all(dag, cap, starts, known, units))?;
             bound = bound.max(intervals.bound(self.above(found), &mut work));
         }
         Ok(bound)
     }
 
-    /// Anneals a plan, unless the query limits the work to a number of units.
-    fn anneal(&self, found: &mut Found, cap: i64) -> Result<()> {
-        if matches!(self.query.effort, Effort::Units(_)) {
-            return Ok(());
-        }
-        let mut units = self.query.effort.work(self.dag.ops()).stretched;
-        if self.query.skips_proof {
-            units /= QUICK_SHARE;
-        }
-        let known = self.dag.from_problem(&found.schedule);
-        self.take(found, &anneal_in_rounds(self.dag, cap, known, units))
-    }
-
-    /// Searches for a better plan from these starts, which may exceed the budget; not where the query limits the work to a number of units.
-    fn fit(&self, found: &mut Found, cap: i64, starts: &[Vec<u32>]) -> Result<()> {
-        if matches!(self.query.effort, Effort::Units(_)) {
-            return Ok(());
-        }
-        let units = IMPROVE_UNITS.min(IMPROVE_UNITS_AN_OP * self.dag.ops() as u64);
-        let known = self.dag.from_problem(&found.schedule);
-        self.take(found, &fit_all(self.dag, cap, starts, known, units))
-    }
-
-    /// Replaces a plan by a reduced schedule if that is better and allowed.
-    fn take(&self, found: &mut Found, made: &[u32]) -> Result<()> {
+    /// Replaces a plan by what `search` makes of it, if that is better and allowed; not where the query limits the work to a number of
+    /// units. Schedules here are reduced.
+    fn improve(&self, found: &mut Found, search: impl FnOnce(Vec<u32>) -> Vec<u32>) -> Result<()> {
         let (dag, problem, query) = (self.dag, self.problem, self.query);
-        let schedule = problem.unfold(&dag.op_in_problem, made);
+        if matches!(query.effort, Effort::Units(_)) {
+            return Ok(());
+        }
+        let made = search(dag.from_problem(&found.schedule));
+        let schedule = problem.unfold(&dag.op_in_problem, &made);
         let score = evaluate(problem, &schedule)?;
         let is_allowed = query.constraints.is_empty()
             || first_violation(problem, &schedule, &query.constraints).is_none();
