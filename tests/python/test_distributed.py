@@ -7,6 +7,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def work(rank: int, way: str, budget: int | str, inner: str, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD, timeout=timedelta(minutes=5))
 
     def made() -> nn.Module:
         torch.manual_seed(0)

@@ -1,7 +1,8 @@
-"""Floating-point operations of ops for which PyTorch has no formula, or a wrong one."""
+"""What ops cost: by formulas where PyTorch has none or a wrong one, by a model of the device, and by measurement."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from ckpt_opt import prices
 from ckpt_opt.prices import Prices, flops_of
 
 
@@ -72,3 +74,25 @@ def test_what_calls_a_library_is_not_priced_as_if_it_were_fused() -> None:
     eager, fused = Prices(measure=False, fused=False), Prices(measure=False, fused=True)
     assert fused(ordered) == eager(ordered)
     assert fused(wave)[0] < 0.5 * eager(wave)[0]
+
+
+def test_collectives_do_not_run_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each process measures for itself. Collectives that it ran more often than others would be paired with those of the model.
+    runs = []
+
+    def look(work: Callable[[], Any]) -> int:
+        runs.append(work)
+        return 1
+
+    monkeypatch.setattr(prices, "median_us", look)
+    monkeypatch.setattr(prices, "scratch_bytes", look)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    sent = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0"))
+    received = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (sent,))
+    wave = graph.call_function(torch.ops.aten.sin.default, (received,))
+    for node in graph.nodes:
+        node.meta["val"] = torch.ones(64, 64)
+    price = Prices(measure=True, fused=False)
+    assert price(sent)[0] > 1 and price(received)[0] > 1 and not runs
+    assert price(wave)[0] == 1 and len(runs) == 2

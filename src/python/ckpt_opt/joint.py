@@ -19,7 +19,15 @@ from torch._functorch import partitioners as aot
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch.utils._pytree import tree_leaves, tree_map
 
-COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "fsdp", "_dtensor")
+COLLECTIVES = (
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "c10d",
+    "fsdp",
+    "_dtensor",
+    "symm_mem",
+)
 REPEATABLE_HIGHER_ORDER = ("flex_attention", "flex_attention_backward")
 NUMBERED = re.compile(r"""[.\['"]\d+['"\]]*$""")
 COPY = torch.ops.aten.copy_.default
@@ -89,7 +97,12 @@ def is_pointwise(node: fx.Node) -> bool:
 
 def is_collective(node: fx.Node) -> bool:
     """Returns true if the node communicates with other processes."""
-    return getattr(node.target, "namespace", "") in COLLECTIVES
+    return communicates(node.target)
+
+
+def communicates(target: Any) -> bool:
+    """Returns true if an op communicates with other processes."""
+    return getattr(target, "namespace", "") in COLLECTIVES
 
 
 def is_wait(node: fx.Node) -> bool:

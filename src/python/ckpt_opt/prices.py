@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from ckpt_opt.joint import bytes_of, number, tensors_of
+from ckpt_opt.joint import bytes_of, communicates, number, tensors_of
 
 # Peak TFLOP/s of matrix products in float32 (as PyTorch runs them) and in 16-bit types, GB/s of memory, and GB/s to the memory of
 # the host. From NVIDIA's data sheets, dense, at 70 % of the peak for products; 80 % of PCI Express. On a CPU, what is
@@ -40,7 +40,7 @@ class Prices:
     """Prices of nodes.
 
     Args:
-        measure: Run each op once for its sizes and take the time; otherwise a model of the device.
+        measure: Run each op once for its sizes and take the time; otherwise, and for collectives, a model of the device.
         fused: The graph is compiled, and neighbours are fused that call no library.
     """
 
@@ -80,7 +80,12 @@ class Prices:
         return {"us_per_megabyte": 1e3 / rates(self._device)[3], "start_us": LAUNCH_US}
 
     def _tried(self, known: dict[Any, Any], target: Any, values: Any, look: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Returns what is seen as an op runs on made-up data, once for its sizes; `None` if it does not run on such."""
+        """Returns what is seen as an op runs on made-up data, once for its sizes; `None` if it does not run on such.
+
+        A collective never runs here. The other processes would take it for one of the model's.
+        """
+        if communicates(target):
+            return None
         key = (str(target), repr(tree_map(described, values)))
         if key not in known:
             try:
