@@ -28,6 +28,7 @@ COLLECTIVES = (
     "_dtensor",
     "symm_mem",
 )
+"""Namespaces of ops that communicate with other processes."""
 REPEATABLE_HIGHER_ORDER = ("flex_attention", "flex_attention_backward")
 NUMBERED = re.compile(r"""[.\['"]\d+['"\]]*$""")
 COPY = torch.ops.aten.copy_.default
