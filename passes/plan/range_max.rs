@@ -96,7 +96,7 @@ impl RangeMax {
 /// A fixed list of numbers: a sparse table (Bender and Farach-Colton, "The LCA problem revisited", 2000). Queries take constant time.
 pub struct MaxTable {
     len: usize,
-    /// All rows, one after the other, each as long as the list. Entry `i` of row `k` is the largest of the 2^k numbers from `i` on.
+    /// The rows of the table, concatenated. Each is as long as the list. Entry `i` of row `k` is the largest of the 2^k numbers from `i` on.
     most: Vec<i64>,
 }
 

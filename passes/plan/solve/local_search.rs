@@ -65,14 +65,14 @@ const LEAST_ROUND: f64 = 1e-3;
 /// The repairs that make a schedule fit: distance and noise; see [`Style`].
 const FITS: [(f64, f64); 5] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0), (0.3, 0.5), (0.0, 0.5)];
 
-/// Each of these repairs may take one part in this many of the work: those that succeed take less.
+/// The work is divided by this number to limit each of these repairs. Those that succeed need less.
 const FIT_SHARE: u64 = 20;
 
 /// The number of schedules that are repaired. Those with the lowest peaks are chosen; repairs of others hardly ever succeed.
 const MOST_FITTED: usize = 8;
 
-/// A repaired schedule is annealed if its added cost is at most this many times that of the known plan. Each annealing takes one part in
-/// [`ANNEALED_SHARE`] of the work.
+/// A repaired schedule is annealed if it adds at most this many times the cost that the known plan adds. Each annealing is limited to the
+/// work divided by [`ANNEALED_SHARE`].
 const NEAR: f64 = 1.2;
 const ANNEALED_SHARE: u64 = 8;
 
@@ -104,7 +104,7 @@ const LEAST_PATIENCE: u64 = 4;
 const DESCENT: f64 = 0.1;
 const DESCENT_STEPS: i64 = 8;
 
-/// The repairs in each of its steps, as in [`FITS`]. Each may take one part in [`DESCENT_SHARE`] of the work.
+/// The repairs in each of its steps, as in [`FITS`]. Each is limited to the work divided by [`DESCENT_SHARE`].
 const DESCENT_FITS: [(f64, f64); 3] = [(0.0, 0.0), (0.3, 0.0), (1.0, 0.0)];
 const DESCENT_SHARE: u64 = 2;
 
@@ -186,8 +186,8 @@ fn fit(dag: &Dag, cap: i64, schedule: &[u32], ways: &[(f64, f64)], units: u64) -
 }
 
 /// Repairs the schedules with the lowest peaks of those that exceed the cap, and anneals the results. After each annealing the lighter half
-/// of them is annealed again ("successive halving"; Jamieson and Talwalkar, 2016). Returns the lightest schedule of all, `known` included,
-/// which fits already. `units` is the work of a round of annealing at the end.
+/// of them is annealed again ("successive halving"; Jamieson and Talwalkar, 2016). Returns the lightest schedule of all, including
+/// `known`, which already fits. At the end, the best result is annealed in rounds, each with `units` of work.
 pub fn fit_all(dag: &Dag, cap: i64, starts: &[Vec<u32>], known: Vec<u32>, units: u64) -> Vec<u32> {
     if dag.turn != NONE {
         return known;

@@ -232,8 +232,8 @@ impl<'a> Question<'a> {
         Ok(bound)
     }
 
-    /// Replaces a plan by what `search` makes of it, if that is better and allowed; not where the query limits the work to a number of
-    /// units. Schedules here are reduced.
+    /// Runs `search` on a plan, and keeps the result if it is better and allowed. Does nothing if the query limits the work to a number of
+    /// units. `search` takes and returns a schedule of the reduced problem.
     fn improve(&self, found: &mut Found, search: impl FnOnce(Vec<u32>) -> Vec<u32>) -> Result<()> {
         let (dag, problem, query) = (self.dag, self.problem, self.query);
         if matches!(query.effort, Effort::Units(_)) {
@@ -286,7 +286,7 @@ const INTERVAL_UNITS_AN_OP: u64 = 1_500_000;
 /// Limits of the work that the search for a better plan spends on each start: in total, and for each op of the problem.
 const IMPROVE_UNITS: u64 = 400_000_000;
 const IMPROVE_UNITS_AN_OP: u64 = 750_000;
-/// Where no proof is asked for, a round of annealing takes one part in this many of the work that a search may take.
+/// Without a proof, a round of annealing is limited to the work of a search divided by this number.
 const QUICK_SHARE: u64 = 3;
 /// The bound of intervals takes this part of its work before a better plan is looked for.
 const FIRST_SHARE: u64 = 6;

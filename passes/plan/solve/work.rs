@@ -8,7 +8,7 @@ pub const WIDE_GAP: f64 = 0.003;
 pub enum Effort {
     /// As little as a first good plan takes.
     First,
-    /// A fraction of a second on a few thousand ops, or up to a second while the gap is above [`WIDE_GAP`]. If the gap stays far above it,
+    /// Takes a fraction of a second on a few thousand ops, or up to a second while the gap is above [`WIDE_GAP`]. If it stays far above,
     /// the plan is annealed in rounds until a round gains little. A round takes up to a second on two cores.
     #[default]
     Normal,

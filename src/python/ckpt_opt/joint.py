@@ -96,19 +96,14 @@ def is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def is_collective(node: fx.Node) -> bool:
-    """Returns true if the node communicates with other processes."""
-    return communicates(node.target)
-
-
-def communicates(target: Any) -> bool:
+def is_collective(target: Any) -> bool:
     """Returns true if an op communicates with other processes."""
     return getattr(target, "namespace", "") in COLLECTIVES
 
 
 def is_wait(node: fx.Node) -> bool:
     """Returns true if the node waits for a collective. It returns its operand, though its schema does not say so."""
-    return is_collective(node) and getattr(node.target, "_opname", "") == "wait_tensor"
+    return is_collective(node.target) and getattr(node.target, "_opname", "") == "wait_tensor"
 
 
 def is_mutable(node: fx.Node) -> bool:
@@ -155,7 +150,7 @@ def is_repeatable(node: fx.Node) -> bool:
     """Returns true if the node gives the same bits when it runs again, and may run again."""
     if aot._must_be_in_forward(node) or aot._must_be_in_backward(node):
         return False
-    if is_collective(node):
+    if is_collective(node.target):
         return False
     if node.meta.get("recompute") is aot.CheckpointPolicy.MUST_SAVE:
         return False
@@ -352,7 +347,7 @@ class Joint:
                     "phase": "fwd" if i < self.boundary else "bwd",
                     "recomputable": may_repeat,
                     # Processes that call collectives in different orders wait for each other forever.
-                    "ordered": is_collective(op.node),
+                    "ordered": is_collective(op.node.target),
                     "must_recompute": is_free or op.node.meta.get("recompute") is aot.CheckpointPolicy.MUST_RECOMPUTE,
                 }
             )

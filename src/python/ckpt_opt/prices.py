@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from ckpt_opt.joint import bytes_of, communicates, number, tensors_of
+from ckpt_opt.joint import bytes_of, is_collective, number, tensors_of
 
 # Peak TFLOP/s of matrix products in float32 (as PyTorch runs them) and in 16-bit types, GB/s of memory, and GB/s to the memory of
 # the host. From NVIDIA's data sheets, dense, at 70 % of the peak for products; 80 % of PCI Express. On a CPU, what is
@@ -40,7 +40,7 @@ class Prices:
     """Prices of nodes.
 
     Args:
-        measure: Run each op once for its sizes and take the time; otherwise, and for collectives, a model of the device.
+        measure: Measure the time of each op, once for its sizes. Otherwise, and for collectives, a model of the device tells it.
         fused: The graph is compiled, and neighbours are fused that call no library.
     """
 
@@ -80,11 +80,11 @@ class Prices:
         return {"us_per_megabyte": 1e3 / rates(self._device)[3], "start_us": LAUNCH_US}
 
     def _tried(self, known: dict[Any, Any], target: Any, values: Any, look: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Returns what is seen as an op runs on made-up data, once for its sizes; `None` if it does not run on such.
+        """Runs an op on made-up data, once for its sizes, and returns what `look` measures; `None` if it does not run on such data.
 
-        A collective never runs here. The other processes would take it for one of the model's.
+        Collectives do not run here: other processes could take them for collectives of the model.
         """
-        if communicates(target):
+        if is_collective(target):
             return None
         key = (str(target), repr(tree_map(described, values)))
         if key not in known:
